@@ -9,7 +9,10 @@
 
 #include "bindings.h"
 #include "bound.h"
+#include "dcp_pickle.h"
 #include "interruptible.h"
+#include "plain_items.h"
+#include "plain_tensor.h"
 #include "publish/dcp_commit.h"
 #include "publish/dcp_in_place.h"
 #include "publish/files_commit.h"
@@ -35,6 +38,38 @@ class PythonDcpItems {
                           strides.value_or(Strides{})};
     }
     items_.push_back(WholeDcpTensor(std::move(fqn), dtype, sizes, std::move(source)));
+  }
+
+  /// Adds the plain tensors of a dict, up to the first other entry.
+  ///
+  /// `leaves` and `paths` get the tensor, and the path to it, under each name; a name that is there
+  /// ends it too. `above` has the parts of the dict's own path. Returns the first other (key,
+  /// value), None at the end.
+  nb::object AddPlainItems(nb::handle entries, const std::optional<std::string>& path,
+                           const nb::tuple& above, nb::dict leaves, nb::dict paths, bool devices) {
+    return TakeWhile(entries, [&](nb::handle key, nb::handle tensor) {
+      auto name = NameAt(path, key);
+      if (!name) {
+        return false;
+      }
+      const nb::str text(name->c_str(), name->size());
+      if (leaves.contains(text)) {
+        return false;
+      }
+      auto plain = PlainTensorOf(tensor, devices);
+      if (!plain) {
+        return false;
+      }
+      leaves[text] = tensor;
+      paths[text] = above + nb::make_tuple(key);
+      TensorSource source = HostMemory{plain->data, {}};
+      if (plain->cuda) {
+        source = CudaMemory{plain->data, plain->cuda->device, plain->cuda->stream, {}};
+      }
+      items_.push_back(
+          WholeDcpTensor(*std::move(name), plain->dtype, plain->shape, std::move(source)));
+      return true;
+    });
   }
 
   void AddProduced(std::string fqn, DType dtype, const Dims& sizes, nb::object produce) {
@@ -201,10 +236,15 @@ void BindDcp(nb::module_& module) {
       .def("add_tensor", &PythonDcpItems::AddTensor, nb::arg("fqn"), nb::arg("dtype"),
            nb::arg("sizes"), nb::arg("address"), nb::arg("strides") = nb::none(),
            nb::arg("cuda") = nb::none())
+      .def("add_plain_items", &PythonDcpItems::AddPlainItems, nb::arg("entries"),
+           nb::arg("path").none(), nb::arg("above"), nb::arg("leaves"), nb::arg("paths"),
+           nb::arg("devices"))
       .def("add_produced", &PythonDcpItems::AddProduced, nb::arg("fqn"), nb::arg("dtype"),
            nb::arg("sizes"), nb::arg("produce"))
       .def("fingerprints", &PythonDcpItems::Fingerprints)
       .def("write", &PythonDcpItems::Write, nb::arg("path"));
+  module.def("pickle_dcp_metadata", &PickleDcpMetadata, nb::arg("metadata"), nb::arg("classes"),
+             nb::arg("torch"));
   module.def("seal_dcp_index", &SealPython, nb::arg("index"), nb::arg("files"));
   module.def(
       "dcp_replaces_directory", [](const FsPath& path) { return DcpReplacesDirectory(path.text); },

@@ -11,6 +11,8 @@
 #include "bindings.h"
 #include "bound.h"
 #include "interruptible.h"
+#include "plain_items.h"
+#include "plain_tensor.h"
 #include "varve/agent.h"
 #include "varve/catalogue.h"
 #include "varve/checkpoint.h"
@@ -232,6 +234,42 @@ class PythonReader {
     return out;
   }
 
+  /// Adds the plain tensors of a dict to a request, up to the first entry that is none, or that is
+  /// not stored as a tensor of the same dtype and shape.
+  ///
+  /// `leaves` gets the tensor under each name; a name that is there ends it too. Returns the first
+  /// other (key, value), None at the end.
+  nb::object MatchPlainItems(LoadRequest& request, nb::handle entries,
+                             const std::optional<std::string>& path, nb::dict leaves,
+                             bool devices) {
+    const Metadata& metadata = reader().metadata();
+    return TakeWhile(entries, [&](nb::handle key, nb::handle tensor) {
+      auto name = NameAt(path, key);
+      if (!name) {
+        return false;
+      }
+      const nb::str text(name->c_str(), name->size());
+      const TensorMetadata* const stored = metadata.FindTensor(*name);
+      if (stored == nullptr || leaves.contains(text)) {
+        return false;
+      }
+      auto plain = PlainTensorOf(tensor, devices);
+      if (!plain || plain->dtype != stored->dtype || plain->shape != stored->shape) {
+        return false;
+      }
+      leaves[text] = tensor;
+      Box box = WholeBox(plain->shape);
+      request.targets.push_back({*std::move(name),
+                                 plain->dtype,
+                                 std::move(plain->shape),
+                                 std::move(box),
+                                 plain->data,
+                                 {},
+                                 plain->cuda});
+      return true;
+    });
+  }
+
   /// Fills the targets from this process alone; returns the bytes read.
   std::uint64_t ReadInto(const LoadRequest& request) {
     return Stoppable(reader().directory(), [&](const std::stop_token& stop) {
@@ -324,6 +362,8 @@ void BindReader(nb::module_& module) {
       .def("names", &PythonReader::Names)
       .def("chunks", &PythonReader::Chunks, nb::arg("name"))
       .def("run_of", &PythonReader::RunOf, nb::arg("name"))
+      .def("match_plain_items", &PythonReader::MatchPlainItems, nb::arg("request"),
+           nb::arg("entries"), nb::arg("path").none(), nb::arg("leaves"), nb::arg("devices"))
       .def("read_into", &PythonReader::ReadInto, nb::arg("request"))
       .def("object_extents", &PythonReader::ObjectExtents)
       .def(

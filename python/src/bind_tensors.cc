@@ -9,6 +9,7 @@
 
 #include "bindings.h"
 #include "bound.h"
+#include "plain_items.h"
 #include "plain_tensor.h"
 #include "varve/checkpoint.h"
 
@@ -74,44 +75,7 @@ bool AddPlain(Into& into, std::string fqn, nb::handle tensor, bool devices) {
   return true;
 }
 
-/// Returns the name of an entry at `path`; nothing where the key is no str of ASCII.
-std::optional<std::string> NameAt(const std::optional<std::string>& path, nb::handle key) {
-  if (!PyUnicode_CheckExact(key.ptr())) {
-    return std::nullopt;
-  }
-  Py_ssize_t size = 0;
-  const char* const text = PyUnicode_AsUTF8AndSize(key.ptr(), &size);
-  if (text == nullptr) {
-    PyErr_Clear();  // A lone surrogate.
-    return std::nullopt;
-  }
-  if (PyUnicode_GetLength(key.ptr()) != size) {
-    return std::nullopt;
-  }
-  std::string name = path ? *path + "." : std::string();
-  name.append(text, static_cast<std::size_t>(size));
-  return name;
-}
-
-/// Takes (key, value) pairs as long as `take` returns true for them. Returns the first other pair,
-/// None at the end.
-template <class Take>
-nb::object TakeWhile(nb::handle entries, const Take& take) {
-  while (PyObject* const next = PyIter_Next(entries.ptr())) {
-    nb::object entry = nb::steal(next);
-    const bool is_pair = PyTuple_Check(next) && PyTuple_Size(next) == 2;
-    if (!is_pair || !take(PyTuple_GetItem(next, 0), PyTuple_GetItem(next, 1))) {
-      return entry;
-    }
-  }
-  if (PyErr_Occurred() != nullptr) {
-    throw nb::python_error();
-  }
-  return nb::none();
-}
-
-/// Adds the plain tensors of a dict to a save, up to the first other entry: a call of Python for
-/// each tensor costs more than all the rest of it.
+/// Adds the plain tensors of a dict to a save, up to the first other entry.
 ///
 /// `names` has what each name of the state is, `items` gets `leaf` for each key, `taken` the
 /// tensors. Returns the first other (key, value), None at the end.
@@ -188,6 +152,24 @@ void Place(LoadRequest& request, const Dims& shape, const Dims& offsets) {
 std::string BytesOf(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
 }  // namespace
+
+std::optional<std::string> NameAt(const std::optional<std::string>& path, nb::handle key) {
+  if (!PyUnicode_CheckExact(key.ptr())) {
+    return std::nullopt;
+  }
+  Py_ssize_t size = 0;
+  const char* const text = PyUnicode_AsUTF8AndSize(key.ptr(), &size);
+  if (text == nullptr) {
+    PyErr_Clear();  // A lone surrogate.
+    return std::nullopt;
+  }
+  if (PyUnicode_GetLength(key.ptr()) != size) {
+    return std::nullopt;
+  }
+  std::string name = path ? *path + "." : std::string();
+  name.append(text, static_cast<std::size_t>(size));
+  return name;
+}
 
 void BindTensors(nb::module_& parent) {
   nb::module_ module = parent.def_submodule("states");

@@ -91,6 +91,7 @@ USERS_OWN_HEADERS = {
     "python/src": {
         "async/start.h",
         "interop/olmo/names.h",
+        "interop/pickle/writer.h",
         "pipeline/host_buffer.h",
         "publish/dcp_commit.h",
         "publish/dcp_in_place.h",
@@ -150,9 +151,7 @@ def is_generated(name: Path) -> bool:
 def text_of(path: Path) -> str | None:
     """The file's text, or None for a binary file."""
     data = path.read_bytes()
-    if b"\0" in data:
-        return None
-    return data.decode(errors="replace")
+    return None if b"\0" in data else data.decode(errors="replace")
 
 
 def code_files(root: Path, *folders: str) -> Iterator[tuple[Path, str]]:

@@ -1,6 +1,6 @@
 """The binding to libvarve."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import InitVar
 from typing import Any, Final, Literal
 
@@ -231,6 +231,20 @@ class DcpItems:
     ) -> None:
         """Adds a tensor in memory; strides are in elements. `cuda` is device and stream of device memory."""
 
+    def add_plain_items(
+        self,
+        entries: Iterator[tuple[Any, Any]],
+        path: str | None,
+        above: tuple[str | int, ...],
+        leaves: dict[str, Any],
+        paths: dict[str, tuple[str | int, ...]],
+        devices: bool,
+    ) -> tuple[Any, Any] | None:
+        """Adds the plain tensors of a dict as State.add_plain_items does.
+
+        `leaves` and `paths` get each tensor and the path to it, by its name. `above` is the dict's own path.
+        """
+
     def add_produced(
         self, fqn: str, dtype: int, sizes: Sequence[int], produce: Callable[[int, int, int], None]
     ) -> None:
@@ -244,6 +258,19 @@ class DcpItems:
 
     def write(self, path: str) -> DcpFile:
         """Writes a .distcp file and makes it durable."""
+
+def pickle_dcp_metadata(
+    metadata: Any,
+    classes: dict[type, tuple[str, str, tuple[str, ...], tuple[str, ...]]],
+    torch: tuple[Any, ...],
+) -> bytes | None:
+    """Returns the pickle of torch's Metadata, of protocol 2; None where it holds other than torch's planners put there.
+
+    Args:
+        metadata: The index.
+        classes: The dataclasses by type: module, name, fields, and fields that are left out where they are None.
+        torch: torch.Size, TensorProperties, and the layout and memory format that torch writes.
+    """
 
 def seal_dcp_index(index: bytes, files: Sequence[tuple[str, bytes]]) -> bytes:
     """Adds checksums to a pickled Metadata (protocol 2 or 3): of the files (name, report) and of itself."""
@@ -360,6 +387,19 @@ class Reader:
 
     def run_of(self, name: str) -> tuple[str, int] | None:
         """File and first byte of a tensor whose elements are one run of a file; None for others."""
+
+    def match_plain_items(
+        self,
+        request: LoadRequest,
+        entries: Iterator[tuple[Any, Any]],
+        path: str | None,
+        leaves: dict[str, Any],
+        devices: bool,
+    ) -> tuple[Any, Any] | None:
+        """Adds plain tensors to fill as LoadRequest.match_plain_items does.
+
+        Those that are stored under their names with the same dtype and shape. `leaves` gets each tensor by its name.
+        """
 
     def read_into(self, request: LoadRequest) -> int:
         """Fills the tensors of a request from this process alone; returns the bytes read."""

@@ -273,10 +273,8 @@ def _is_plain(tensor: Any) -> bool:
 def _writes_plainly(job: Job) -> bool:
     writer = job.writer
     return (
-        type(writer) is FileSystemWriter
-        and writer.single_file_per_rank
-        and writer.thread_count == 1
-        and not writer._transforms
+        isinstance(writer, FileSystemWriter)
+        and writer.writes_plainly()
         and is_replaceable(job.path)
     )
 

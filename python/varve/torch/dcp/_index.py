@@ -1,6 +1,6 @@
 """The index of a save: what the planner knows of it and what the ranks have written.
 
-Here Python pickles the planner's own Metadata, and the engine seals the pickle (SealDcpIndex). The saves that
+Here the planner's own Metadata is pickled, and the engine seals the pickle (SealDcpIndex). The saves that
 the engine plans itself have an index by its own encoder (EncodeDcpIndex). This module does not use that,
 for four reasons:
 
@@ -15,12 +15,23 @@ for four reasons:
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import warnings
 from typing import Any
 
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.storage import WriteResult
 
 from varve import _core
@@ -32,7 +43,9 @@ from varve.errors import (
     UnsupportedError,
 )
 from varve.torch.dcp._metadata import VERSION
-from varve.torch.dcp._write import FileReport
+from varve.torch.dcp._write import FileReport, WrittenFile
+
+_Fields = tuple[str, str, tuple[str, ...], tuple[str, ...]]
 
 #: Of the index: the last one without frames, so that the engine can add an attribute at the end.
 _PROTOCOL = 3
@@ -51,6 +64,10 @@ def complete(
     reports: dict[str, FileReport] = {}
     stored: dict[MetadataIndex, Any] = {}
     for result in (result for of_rank in results for result in of_rank):
+        if isinstance(result, WrittenFile):
+            stored |= result.stored
+            reports[result.name] = result.file
+            continue
         stored[result.index] = result.storage_data
         file = getattr(result, "file", None)
         if file is not None:
@@ -59,11 +76,40 @@ def complete(
     metadata.version = VERSION
     metadata.storage_data = stored
     names = dict.fromkeys(info.relative_path for info in stored.values())
-    index = pickle.dumps(metadata, protocol=_PROTOCOL)
+    index = _pickled(metadata)
     if reports.keys() == names.keys():
         index = _sealed(index, [(name, file.report) for name, file in reports.items()])
         return index, [(name, file.size) for name, file in reports.items()]
     return index, [(name, storage.size_of(os.path.join(directory, name))) for name in names]
+
+
+def _fields(kind: Any, optional: tuple[str, ...] = ()) -> _Fields:
+    names = [field.name for field in dataclasses.fields(kind)]
+    kept = tuple(name for name in names if name not in optional)
+    left_out = tuple(name for name in names if name in optional)
+    return kind.__module__, kind.__qualname__, kept, left_out
+
+
+#: Of what torch's planners make: module, name, fields, and fields that their pickles lack where they are None.
+_CLASSES: dict[type, _Fields] = {
+    Metadata: _fields(Metadata),
+    StorageMeta: _fields(StorageMeta),
+    TensorStorageMetadata: _fields(TensorStorageMetadata),
+    BytesStorageMetadata: _fields(BytesStorageMetadata),
+    ChunkStorageMetadata: _fields(ChunkStorageMetadata),
+    MetadataIndex: _fields(MetadataIndex, ("offset",)),
+    _StorageInfo: _fields(_StorageInfo, ("transform_descriptors",)),
+}
+_NAMES = {field.name for kind in (Metadata, StorageMeta) for field in dataclasses.fields(kind)}
+_TORCHS = (torch.Size, TensorProperties, torch.strided, torch.contiguous_format)
+
+
+def _pickled(metadata: Metadata) -> bytes:
+    """Returns the pickle, by Python where the index holds other than torch's planners put there."""
+    pickled = None
+    if all(vars(made).keys() <= _NAMES for made in (metadata, metadata.storage_meta) if made):
+        pickled = _core.pickle_dcp_metadata(metadata, _CLASSES, _TORCHS)
+    return pickled if pickled is not None else pickle.dumps(metadata, protocol=_PROTOCOL)
 
 
 def _check_complete(metadata: Metadata, stored: dict[MetadataIndex, Any]) -> None:

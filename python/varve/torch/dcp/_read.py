@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import os
@@ -34,17 +35,20 @@ class PlanReader:
     def __init__(self, reader: _core.Reader, storage_data: Mapping[MetadataIndex, Any]) -> None:
         self._reader = reader
         self._storage = storage_data
-        self._tensors = reader.tensors()
         self._extents = reader.object_extents()
         #: Shards made of other tensors that are filled, by name and offsets.
         self._wrapped: set[tuple[str, tuple[int, ...]]] = set()
 
-    def read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
-        """Fills all that the plan asks for, or raises. Values are read first, put in place last."""
+    def read(
+        self, plan: LoadPlan, planner: LoadPlanner, request: states.LoadRequest | None = None
+    ) -> None:
+        """Fills all that the plan and the request ask for, or raises. Values are read first, put in place last."""
         tensors = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
         values = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
         contents = [self._content(self._stored(item).fqn) for item in values]
         self._wrapped.clear()
+        if request is not None:
+            self._load(request)
         with collector_at_rest():
             for turn in self._turns(tensors):
                 self._fill(turn, planner)
@@ -71,6 +75,13 @@ class PlanReader:
                 turn, size = [], 0
         if turn:
             yield turn
+
+    @functools.cached_property
+    def _tensors(self) -> dict[str, tuple[int, tuple[int, ...]]]:
+        return self._reader.tensors()
+
+    def _load(self, request: states.LoadRequest) -> None:
+        self._reader.load(request, _core.LoadOptions(strict=False, on_difference="first"), None)
 
     def _tensor(self, fqn: str) -> tuple[int, tuple[int, ...]]:
         try:
@@ -109,7 +120,7 @@ class PlanReader:
                 )
             number, shape = self._tensor(stored.fqn)
             memory = tensor
-            if not _can_be_filled(tensor, number):
+            if not can_be_filled(tensor, number):
                 memory = torch.empty(item.lengths, dtype=dtype_of(stored.fqn, number), device="cpu")
             filled.append((item, tensor, memory))
             if memory.numel() > 0:
@@ -119,7 +130,7 @@ class PlanReader:
                 cuda = cuda_of(memory)
                 lengths = item.lengths
                 request.add(stored.fqn, number, shape, address, strides, begin, lengths, cuda)
-        self._reader.load(request, _core.LoadOptions(strict=False, on_difference="first"), None)
+        self._load(request)
         for item, tensor, memory in filled:
             if memory is not tensor:
                 tensor.copy_(memory)
@@ -164,7 +175,7 @@ class PlanReader:
         return _saved(self._reader.objects([fqn], False)[0])
 
 
-def _can_be_filled(tensor: torch.Tensor, number: int) -> bool:
+def can_be_filled(tensor: torch.Tensor, number: int) -> bool:
     """Returns True when the engine can write the stored elements where the tensor has them."""
     return (
         (tensor.is_cpu or cuda_of(tensor) is not None)

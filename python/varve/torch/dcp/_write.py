@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -50,6 +51,15 @@ class Written(WriteResult):
     """A result that also brings the coordinator the report of its file, once for each file."""
 
     file: FileReport | None = None
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A written file whose items have no results of their own: all their places."""
+
+    name: str
+    stored: dict[MetadataIndex, _StorageInfo]
+    file: FileReport
 
 
 def split(items: Sequence[WriteItem], count: int) -> list[list[WriteItem]]:

@@ -21,6 +21,7 @@ from varve.errors import InvalidArgumentError, UnavailableError
 from varve.torch._coordinator import name_of as varve_name_of
 from varve.torch.dcp._index import complete
 from varve.torch.dcp._names import Names, is_object, is_ours, name_of
+from varve.torch.dcp._plain_plan import PlainSavePlanner
 from varve.torch.dcp._publish import Publication, begin, begin_local
 from varve.torch.dcp._replicas import can_compare, differing, fingerprints, warn_of
 from varve.torch.dcp._same_call import Sent, check_arrived
@@ -205,6 +206,13 @@ class FileSystemWriter(filesystem.FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes this rank's items; durable when it returns. Every failure is raised."""
         place = self._where(plan)
+        future: Future[list[WriteResult]] = Future()
+        if isinstance(planner, PlainSavePlanner):
+            name = f"{place.below}{place.prefix}{place.first}.distcp"
+            path = os.path.join(self._seen_from_here(place), name)
+            written: Any = planner.write(path, name)  # `finish` knows it.
+            future.set_result([written])
+            return future
         if self.single_file_per_rank:
             groups = split(plan.items, self.thread_count)
         else:
@@ -218,7 +226,6 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         results = write_files(
             directory, files, planner, self.thread_count, self.per_thread_copy_ahead, transform
         )
-        future: Future[list[WriteResult]] = Future()
         future.set_result(list(results))
         return future
 
@@ -235,6 +242,15 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         publication.publish(files, index)
         self._publication = None
         warn_of(self._differing)
+
+    def writes_plainly(self) -> bool:
+        """Returns True where each rank's items become one file, as the engine stores them."""
+        return (
+            type(self) is FileSystemWriter
+            and self.single_file_per_rank
+            and self.thread_count == 1
+            and not self._transforms
+        )
 
     def compare_replicas(self, planner: SavePlanner | None) -> None:
         """Lets the next save warn of replicas that differ; `planner` is the one that it is given.
