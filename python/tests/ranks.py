@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import queue
@@ -9,17 +10,28 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 _context = multiprocessing.get_context("forkserver")
-# Importing torch takes seconds; the fork server does it once for all ranks of all tests. The first
-# DTensor of a process imports torch._dynamo.
-# Where the frameworks are not installed, it passes over the jobs that import them.
-_JOBS = sorted(path.stem for path in Path(__file__).parent.glob("*_jobs.py"))
-_context.set_forkserver_preload(
-    ["torch.distributed.tensor", "torch._dynamo", "varve.torch", *_JOBS]
-)
+# Importing torch, frameworks and jobs takes seconds; the fork server does it once for all ranks.
+_context.set_forkserver_preload(["ranks_preload"])
+
+
+@functools.cache
+def fork_context() -> Any:
+    """Returns the context of processes that start with torch, varve and the jobs imported.
+
+    A test file never sets what the fork server imports: the list is the whole session's.
+    """
+    # This folder on the server's path: Python 3.11 does not give it the path of this process.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        forkserver.ensure_running()
+    return _context
 
 
 def _main(rank: int, size: int, store: str, results: Any, function: Any, args: Any) -> None:
@@ -72,11 +84,12 @@ def collect(
     size: int, function: Callable[..., Any], *args: Any, dead: tuple[int, ...] = ()
 ) -> dict[int, Any]:
     """The raw outcomes by rank."""
-    results = _context.Queue()
+    context = fork_context()
+    results = context.Queue()
     with tempfile.TemporaryDirectory() as directory:
         store = os.path.join(directory, "store")
         processes = [
-            _context.Process(target=_main, args=(rank, size, store, results, function, args))
+            context.Process(target=_main, args=(rank, size, store, results, function, args))
             for rank in range(size)
         ]
         for process in processes:

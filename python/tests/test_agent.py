@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import resource
@@ -27,7 +26,7 @@ from agent_jobs import (
     save_once_and_wait,
 )
 from async_jobs import LONG, assert_holds, listed, scribble, state_of, wait_until
-from ranks import collect, run_ranks
+from ranks import collect, fork_context, run_ranks
 from same import same
 
 import varve
@@ -35,13 +34,11 @@ import varve.agent
 import varve.torch
 from varve.torch import DeferredReport, DeferredSaveHandle, Stager, async_save, defer_save
 
-_context = multiprocessing.get_context("forkserver")
-
 
 def start(function: Callable[..., None], *arguments: Any) -> tuple[Any, Any]:
     """A process that will be killed, and the phase it is in."""
-    phase = _context.Value("i", 0, lock=False)
-    process = _context.Process(target=function, args=(*arguments[:2], phase, *arguments[2:]))
+    phase = fork_context().Value("i", 0, lock=False)
+    process = fork_context().Process(target=function, args=(*arguments[:2], phase, *arguments[2:]))
     process.start()
     return process, phase
 

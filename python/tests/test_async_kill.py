@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -10,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-import ranks  # noqa: F401  (its fork server has torch loaded)
 from async_jobs import (
     KILL_MIB,
     LONG,
@@ -21,11 +19,10 @@ from async_jobs import (
     overwrite_for_ever,
     state_of,
 )
+from ranks import fork_context
 
 import varve
 import varve.torch
-
-_context = multiprocessing.get_context("forkserver")
 
 KILLS = 40
 
@@ -41,8 +38,8 @@ def test_40_kills_during_overwrites_leave_the_old_or_the_new_checkpoint_whole(
     killed_in = {STAGING: 0, WRITING: 0}
     advanced = 0
     for kill in range(KILLS):
-        phase = _context.Value("i", 0, lock=False)
-        process = _context.Process(
+        phase = fork_context().Value("i", 0, lock=False)
+        process = fork_context().Process(
             target=overwrite_for_ever, args=(str(path), value + 1, phase, kill % 2 == 0)
         )
         process.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
 import random
 import shutil
@@ -19,7 +18,7 @@ import pytest
 import torch
 from cache_jobs import digest_of, read_for_ever, read_ranks
 from disks import mounted
-from ranks import run_ranks
+from ranks import fork_context, run_ranks
 from web_server import Handler, Web, served
 
 import varve.torch
@@ -189,7 +188,7 @@ def test_a_directory_that_cannot_be_made_is_one_warning(web: Web, cache: Path) -
 def test_kills_while_it_fills_leave_whole_blocks_only(web: Web, cache: Path) -> None:
     urls = [saved(web, f"ck-{i}", 24, i) for i in range(2)]
     want = [digest(web, f"ck-{i}") for i in range(2)]
-    context = multiprocessing.get_context("forkserver")
+    context = fork_context()
     chance = random.Random(5)
     for _ in range(6):
         readers = [context.Process(target=read_for_ever, args=(str(cache), urls)) for _ in range(2)]

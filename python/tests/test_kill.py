@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -10,17 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-import rank_jobs  # noqa: F401  (preloaded by the fork server)
 import torch
 from kill_jobs import ELEMENTS, save_for_ever
+from ranks import fork_context
 
 import varve
 import varve.torch
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["torch.distributed.tensor", "varve.torch", "rank_jobs", "kill_jobs"]
-)
 
 KILLS = 200
 
@@ -40,8 +34,8 @@ def test_200_kills_leave_the_previous_or_the_next_checkpoint_whole(tmp_path: Pat
     first = 0
     seen: set[int] = set()
     for _ in range(KILLS):
-        started = _context.Event()
-        process = _context.Process(target=save_for_ever, args=(path, first, started))
+        started = fork_context().Event()
+        process = fork_context().Process(target=save_for_ever, args=(path, first, started))
         process.start()
         assert started.wait(60)
         time.sleep(random.random() * 0.2)

@@ -7,7 +7,6 @@ that was whole. VARVE_CHAOS_SEEDS=100 runs it from so many seeds.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import queue
 import random
@@ -20,12 +19,10 @@ import chaos_jobs
 import pytest
 import torch
 from disks import mounted
+from ranks import fork_context
 
 import varve
 import varve.torch
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed.tensor", "varve.torch", "chaos_jobs"])
 
 SEEDS = range(int(os.environ.get("VARVE_CHAOS_SEEDS", "2")))
 
@@ -54,11 +51,12 @@ class Run:
         """Runs one job; returns True when it came to the end."""
         self.jobs += 1
         size = self.random.randint(1, 3)
-        told = _context.Queue()
+        told = fork_context().Queue()
         log = str(self.scratch / f"log-{self.jobs}")
         args = (size, str(self.scratch / f"store-{self.jobs}"), str(self.run), log, told)
         ranks = [
-            _context.Process(target=chaos_jobs.run, args=(rank, *args)) for rank in range(size)
+            fork_context().Process(target=chaos_jobs.run, args=(rank, *args))
+            for rank in range(size)
         ]
         expected = self.expected()
         for rank in ranks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,14 +15,12 @@ import agent_jobs
 import pytest
 import s3_jobs
 from async_jobs import LONG, assert_holds, state_of, wait_until
-from ranks import collect, run_ranks
+from ranks import collect, fork_context, run_ranks
 
 import varve
 import varve.agent
 import varve.torch
 from varve.torch import Stager, async_save
-
-_context = multiprocessing.get_context("forkserver")
 
 
 @pytest.fixture
@@ -43,7 +40,7 @@ def names_of(prefix: str) -> list[str]:
 
 def killed(function: Callable[..., None], *arguments: Any) -> None:
     """Runs a trainer that kills itself."""
-    process = _context.Process(target=function, args=arguments)
+    process = fork_context().Process(target=function, args=arguments)
     process.start()
     process.join(LONG)
     assert process.exitcode == -signal.SIGKILL

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import random
 import signal
@@ -12,12 +11,10 @@ from pathlib import Path
 
 import dcp_kill_jobs as jobs
 import pytest
+from ranks import fork_context
 
 import varve.torch
 import varve.torch.dcp as dcp
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed.tensor", "varve.torch", "dcp_kill_jobs"])
 
 OTHERS = {"tokenizer.json": "{}", "__0_0.distcp.bak": "no data file", "my.metadata": "nor an index"}
 
@@ -55,7 +52,7 @@ def test_a_kill_in_any_phase_leaves_the_old_or_the_new_checkpoint(
     make_directory(path)
     dcp.save(jobs.numbered(1), checkpoint_id=path, use_collectives=not rank_local)
     for number in (2, 3):  # The second meets what the first has left.
-        process = _context.Process(
+        process = fork_context().Process(
             target=jobs.save_and_be_killed, args=(str(path), number, phase, rank_local)
         )
         process.start()
@@ -82,8 +79,9 @@ def test_kills_at_random_instants_leave_the_old_or_the_new_checkpoint(
     seen: set[int] = set()
     first = 1
     for _ in range(25):
-        started = _context.Event()
-        process = _context.Process(
+        context = fork_context()
+        started = context.Event()
+        process = context.Process(
             target=jobs.save_in_place_for_ever, args=(str(path), first, started, rank_local)
         )
         process.start()
@@ -106,8 +104,9 @@ def test_two_saves_at_once_into_one_directory_are_not_mixed(tmp_path: Path) -> N
     path = tmp_path / "step"
     make_directory(path)
     first = dcp.FileSystemWriter(path)
-    process = _context.Process(
-        target=jobs.save_in_place_for_ever, args=(str(path), 1, _context.Event(), False)
+    context = fork_context()
+    process = context.Process(
+        target=jobs.save_in_place_for_ever, args=(str(path), 1, context.Event(), False)
     )
     first.set_up_storage_writer(True)
     first.prepare_global_plan([first.prepare_local_plan(dcp.SavePlan([]))])
