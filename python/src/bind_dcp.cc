@@ -30,6 +30,11 @@ class PythonDcpItems {
     items_.push_back({std::move(fqn), std::string(archive.c_str(), archive.size())});
   }
 
+  /// Sets the archive of an item that was added with an empty one.
+  void SetArchive(std::size_t item, const nb::bytes& archive) {
+    items_.at(item).content = std::string(archive.c_str(), archive.size());
+  }
+
   void AddTensor(std::string fqn, DType dtype, const Dims& sizes, std::uintptr_t address,
                  const std::optional<Strides>& strides, const Cuda& cuda) {
     TensorSource source = HostMemory{MemoryAt(address), strides.value_or(Strides{})};
@@ -53,7 +58,7 @@ class PythonDcpItems {
         return false;
       }
       const nb::str text(name->c_str(), name->size());
-      if (leaves.contains(text)) {
+      if (leaves.contains(text) || HasAttribute(tensor, "__create_write_items__")) {
         return false;
       }
       auto plain = PlainTensorOf(tensor, devices);
@@ -62,6 +67,7 @@ class PythonDcpItems {
       }
       leaves[text] = tensor;
       paths[text] = above + nb::make_tuple(key);
+      keep_.push_back(std::move(plain->storage));
       TensorSource source = HostMemory{plain->data, {}};
       if (plain->cuda) {
         source = CudaMemory{plain->data, plain->cuda->device, plain->cuda->stream, {}};
@@ -115,6 +121,7 @@ class PythonDcpItems {
 
  private:
   std::vector<DcpItem> items_;
+  std::vector<nb::object> keep_;  // Storages of items.
   std::optional<nb::python_error> raised_;
 };
 
@@ -233,6 +240,7 @@ void BindDcp(nb::module_& module) {
   nb::class_<PythonDcpItems>(module, "DcpItems")
       .def(nb::init<>())
       .def("add_archive", &PythonDcpItems::AddArchive, nb::arg("fqn"), nb::arg("archive"))
+      .def("set_archive", &PythonDcpItems::SetArchive, nb::arg("item"), nb::arg("archive"))
       .def("add_tensor", &PythonDcpItems::AddTensor, nb::arg("fqn"), nb::arg("dtype"),
            nb::arg("sizes"), nb::arg("address"), nb::arg("strides") = nb::none(),
            nb::arg("cuda") = nb::none())

@@ -237,10 +237,10 @@ class PythonReader {
   /// Adds the plain tensors of a dict to a request, up to the first entry that is none, or that is
   /// not stored as a tensor of the same dtype and shape.
   ///
-  /// `leaves` gets the tensor under each name; a name that is there ends it too. Returns the first
-  /// other (key, value), None at the end.
+  /// `leaves` gets the tensor under each name, `keep` its storage; a name that is there ends it
+  /// too. Returns the first other (key, value), None at the end.
   nb::object MatchPlainItems(LoadRequest& request, nb::handle entries,
-                             const std::optional<std::string>& path, nb::dict leaves,
+                             const std::optional<std::string>& path, nb::dict leaves, nb::list keep,
                              bool devices) {
     const Metadata& metadata = reader().metadata();
     return TakeWhile(entries, [&](nb::handle key, nb::handle tensor) {
@@ -250,7 +250,8 @@ class PythonReader {
       }
       const nb::str text(name->c_str(), name->size());
       const TensorMetadata* const stored = metadata.FindTensor(*name);
-      if (stored == nullptr || leaves.contains(text)) {
+      if (stored == nullptr || leaves.contains(text) ||
+          HasAttribute(tensor, "__create_chunk_list__")) {
         return false;
       }
       auto plain = PlainTensorOf(tensor, devices);
@@ -258,6 +259,7 @@ class PythonReader {
         return false;
       }
       leaves[text] = tensor;
+      keep.append(plain->storage);
       Box box = WholeBox(plain->shape);
       request.targets.push_back({*std::move(name),
                                  plain->dtype,
@@ -363,7 +365,8 @@ void BindReader(nb::module_& module) {
       .def("chunks", &PythonReader::Chunks, nb::arg("name"))
       .def("run_of", &PythonReader::RunOf, nb::arg("name"))
       .def("match_plain_items", &PythonReader::MatchPlainItems, nb::arg("request"),
-           nb::arg("entries"), nb::arg("path").none(), nb::arg("leaves"), nb::arg("devices"))
+           nb::arg("entries"), nb::arg("path").none(), nb::arg("leaves"), nb::arg("keep"),
+           nb::arg("devices"))
       .def("read_into", &PythonReader::ReadInto, nb::arg("request"))
       .def("object_extents", &PythonReader::ObjectExtents)
       .def(

@@ -64,21 +64,23 @@ void Add(LoadRequest& request, std::string fqn, PlainTensor plain) {
 }
 
 /// Adds a whole plain tensor of torch in row-major memory, which is what nearly all are. Returns
-/// false for all others, which are added otherwise.
+/// its storage, which must be kept as long as `into` is used; None for all others, which are added
+/// otherwise.
 template <class Into>
-bool AddPlain(Into& into, std::string fqn, nb::handle tensor, bool devices) {
+nb::object AddPlain(Into& into, std::string fqn, nb::handle tensor, bool devices) {
   auto plain = PlainTensorOf(tensor, devices);
   if (!plain) {
-    return false;
+    return nb::none();
   }
+  nb::object storage = std::move(plain->storage);
   Add(into, std::move(fqn), *std::move(plain));
-  return true;
+  return storage;
 }
 
 /// Adds the plain tensors of a dict to a save, up to the first other entry.
 ///
 /// `names` has what each name of the state is, `items` gets `leaf` for each key, `taken` the
-/// tensors. Returns the first other (key, value), None at the end.
+/// storages. Returns the first other (key, value), None at the end.
 nb::object AddPlainItems(State& state, nb::handle entries, const std::optional<std::string>& path,
                          nb::dict names, nb::dict items, nb::handle leaf, nb::list taken,
                          bool devices) {
@@ -89,12 +91,16 @@ nb::object AddPlainItems(State& state, nb::handle entries, const std::optional<s
       return false;
     }
     const nb::str text(name->c_str(), name->size());
-    if (names.contains(text) || !AddPlain(state, *std::move(name), tensor, devices)) {
+    if (names.contains(text)) {
+      return false;
+    }
+    const nb::object storage = AddPlain(state, *std::move(name), tensor, devices);
+    if (storage.is_none()) {
       return false;
     }
     names[text] = word;
     items[key] = leaf;
-    taken.append(tensor);
+    taken.append(storage);
     return true;
   });
 }
@@ -110,10 +116,10 @@ bool IsOfOneRank(std::string_view name) {
 /// Adds the plain tensors of a dict that are to be filled, and for which `stored` has a `leaf`
 /// under the same key, up to the first other entry; likewise.
 ///
-/// `taken` gets (name, tensor).
+/// `taken` gets (name, tensor), `keep` the storages.
 nb::object MatchPlainItems(LoadRequest& request, nb::handle entries,
                            const std::optional<std::string>& path, nb::dict stored, nb::handle leaf,
-                           nb::list taken, bool devices) {
+                           nb::list taken, nb::list keep, bool devices) {
   return TakeWhile(entries, [&](nb::handle key, nb::handle tensor) {
     auto name = NameAt(path, key);
     if (!name) {
@@ -127,10 +133,12 @@ nb::object MatchPlainItems(LoadRequest& request, nb::handle entries,
       return false;
     }
     const nb::str text(name->c_str(), name->size());
-    if (!AddPlain(request, *std::move(name), tensor, devices)) {
+    const nb::object storage = AddPlain(request, *std::move(name), tensor, devices);
+    if (storage.is_none()) {
       return false;
     }
     taken.append(nb::make_tuple(text, tensor));
+    keep.append(storage);
     return true;
   });
 }
@@ -208,7 +216,8 @@ void BindTensors(nb::module_& parent) {
       .def("add_plain", &AddPlain<LoadRequest>, nb::arg("fqn"), nb::arg("tensor"),
            nb::arg("devices"))
       .def("match_plain_items", &MatchPlainItems, nb::arg("entries"), nb::arg("path").none(),
-           nb::arg("stored"), nb::arg("leaf"), nb::arg("taken"), nb::arg("devices"))
+           nb::arg("stored"), nb::arg("leaf"), nb::arg("taken"), nb::arg("keep"),
+           nb::arg("devices"))
       .def("clear_targets", [](LoadRequest& request) { request.targets.clear(); })
       .def("note_copied", &NoteCopied<LoadRequest>, nb::arg("problem"))
       .def("place", &Place, nb::arg("shape"), nb::arg("offsets"))

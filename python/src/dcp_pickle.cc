@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -43,7 +44,8 @@ class MetadataPickler {
         size_(nb::handle(torch[0]).ptr()),
         properties_(nb::handle(torch[1]).ptr()),
         layout_(nb::handle(torch[2]).ptr()),
-        memory_format_(nb::handle(torch[3]).ptr()) {
+        memory_format_(nb::handle(torch[3]).ptr()),
+        dtype_(nb::handle(torch[4]).ptr()) {
     for (const auto& [type, described] : classes) {
       Class made{nb::cast<std::string>(described[0]), nb::cast<std::string>(described[1]), {}};
       for (const nb::handle name : nb::cast<nb::tuple>(described[2])) {
@@ -92,17 +94,23 @@ class MetadataPickler {
       return Number(object);
     }
     if (PyTuple_CheckExact(object)) {
-      return Tuple(object, depth);
+      return IsFirst(object, PyTuple_Size(object)) && Tuple(object, depth);
     }
     if (PyList_CheckExact(object)) {
-      return List(object, depth);
+      return IsFirst(object, PyList_Size(object)) && List(object, depth);
     }
-    return PyDict_CheckExact(object) && Dict(object, depth);
+    return PyDict_CheckExact(object) && IsFirst(object, PyDict_Size(object)) && Dict(object, depth);
   }
 
   Status Finish() { return out_.Finish(); }
 
  private:
+  /// Returns false for a container that has been written: a pickle has it once, and here it would
+  /// be written in full each time.
+  bool IsFirst(PyObject* container, Py_ssize_t size) {
+    return size == 0 || containers_.insert(container).second;
+  }
+
   bool Text(PyObject* text) {
     if (const auto found = texts_.find(text); found != texts_.end()) {
       out_.Recall(found->second);
@@ -187,26 +195,33 @@ class MetadataPickler {
 
   bool Instance(PyObject* object, const Class& described,  // NOLINT(misc-no-recursion)
                 int depth) {
+    const nb::object state = AttributeOf(object, state_name_.ptr());
     out_.Global(described.module, described.name);
     out_.Tuple0();
     out_.NewObject();
     if (described.fields.empty()) {
-      return true;
+      return PyDict_Size(state.ptr()) == 0;
     }
     out_.Dict();
     out_.Mark();
+    Py_ssize_t known = 0;
     for (const Field& field : described.fields) {
-      const nb::object value = AttributeOf(object, field.name);
-      if (field.is_optional && value.is_none()) {
+      PyObject* const value = PyDict_GetItemWithError(state.ptr(), field.name);
+      if (value == nullptr) {
+        PyErr_Clear();
+        return false;
+      }
+      ++known;
+      if (field.is_optional && value == Py_None) {
         continue;
       }
-      if (!Text(field.name) || !Save(value.ptr(), depth + 1)) {
+      if (!Text(field.name) || !Save(value, depth + 1)) {
         return false;
       }
     }
     out_.SetItems();
     out_.Build();
-    return true;
+    return PyDict_Size(state.ptr()) == known;
   }
 
   /// Writes TensorProperties.__getstate__, with the enum that stands for the memory format.
@@ -216,8 +231,9 @@ class MetadataPickler {
     const nb::object grad = AttributeOf(object, grad_name_.ptr());
     const nb::object memory_format = AttributeOf(object, format_name_.ptr());
     const nb::object pinned = AttributeOf(object, pinned_name_.ptr());
-    if (!layout.is(layout_) || !memory_format.is(memory_format_) || !PyBool_Check(grad.ptr()) ||
-        !PyBool_Check(pinned.ptr())) {
+    const nb::object state = AttributeOf(object, state_name_.ptr());
+    if (PyDict_Size(state.ptr()) != 5 || !layout.is(layout_) || !memory_format.is(memory_format_) ||
+        !PyBool_Check(grad.ptr()) || !PyBool_Check(pinned.ptr())) {
       return false;
     }
     constexpr std::string_view kMetadata = "torch.distributed.checkpoint.metadata";
@@ -239,6 +255,9 @@ class MetadataPickler {
   }
 
   bool DTypeOf(const nb::object& dtype) {
+    if (reinterpret_cast<PyObject*>(Py_TYPE(dtype.ptr())) != dtype_) {
+      return false;
+    }
     auto found = dtypes_.find(dtype.ptr());
     if (found == dtypes_.end()) {
       constexpr std::string_view kPrefix = "torch.";
@@ -272,6 +291,7 @@ class MetadataPickler {
   }
 
   PickleWriter out_;
+  const nb::object state_name_ = Interned("__dict__");
   const nb::object dtype_name_ = Interned("dtype");
   const nb::object layout_name_ = Interned("layout");
   const nb::object grad_name_ = Interned("requires_grad");
@@ -281,9 +301,11 @@ class MetadataPickler {
   PyObject* properties_;
   PyObject* layout_;
   PyObject* memory_format_;
+  PyObject* dtype_;
   std::unordered_map<PyObject*, Class> classes_;
   std::unordered_map<PyObject*, PickleWriter::Memo> texts_;
   std::unordered_map<PyObject*, std::string> dtypes_;
+  std::unordered_set<PyObject*> containers_;
   std::optional<PickleWriter::Memo> layout_memo_;
   std::optional<PickleWriter::Memo> format_memo_;
 };

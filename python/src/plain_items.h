@@ -12,6 +12,12 @@ namespace varve::python {
 /// Returns the name of an entry at `path`; nothing where the key is no str of ASCII.
 std::optional<std::string> NameAt(const std::optional<std::string>& path, nb::handle key);
 
+/// Returns whether an object has an attribute by which torch's planners ask it what it is a part
+/// of.
+inline bool HasAttribute(nb::handle object, const char* name) {
+  return PyObject_HasAttrString(object.ptr(), name) != 0;
+}
+
 /// Takes (key, value) pairs as long as `take` returns true for them. Returns the first other pair,
 /// None at the end.
 template <class Take>

@@ -186,8 +186,8 @@ std::optional<PlainTensor> PlainTensorOf(nb::handle tensor, bool devices) {
       (bytes > 0 && found.data == nullptr)) {
     return std::nullopt;
   }
-  const nb::object storage = Call(g_torch.untyped_storage, object);
-  const std::uint64_t there = NumberOf(g_torch.storage_nbytes, storage.ptr());
+  plain.storage = Call(g_torch.untyped_storage, object);
+  const std::uint64_t there = NumberOf(g_torch.storage_nbytes, plain.storage.ptr());
   const std::uint64_t offset = NumberOf(g_torch.storage_offset, object);
   if (there < bytes + offset * ItemSize(plain.dtype)) {
     return std::nullopt;

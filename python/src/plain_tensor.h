@@ -14,6 +14,7 @@ struct PlainTensor {
   DType dtype = DType::kUInt8;
   Dims shape;
   void* data = nullptr;
+  nb::object storage{};  ///< Keeps the memory, also where the tensor gets another storage.
   std::optional<OnCuda> cuda{};
 };
 

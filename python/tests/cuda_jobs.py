@@ -14,7 +14,7 @@ import varve.torch
 import varve.torch.dcp as dcp
 from varve import _tree
 from varve.torch import Stager, _devices, _stager, _tensors, async_save
-from varve.torch.dcp import _by_engine, _copy, _read, _write
+from varve.torch.dcp import _by_engine, _copy, _plain_plan, _read, _write
 
 _driver: Any = ctypes.CDLL("libcuda.so.1")
 _driver.fake_cuda_alloc.restype = ctypes.c_void_p
@@ -54,8 +54,11 @@ def cuda_of(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 def stand_in() -> None:
     """Makes the package take the stand-in's memory for that of devices."""
-    for module in (_devices, _copy, _read, _write):
+    for module in (_devices, _copy, _plain_plan, _read, _write):
         module.cuda_of = cuda_of  # type: ignore[attr-defined]
+    init = _plain_plan._Walk.__init__
+    one_by_one: Any = lambda entries, *_: next(entries, None)  # noqa: E731
+    _plain_plan._Walk.__init__ = lambda self, _, leaf: init(self, one_by_one, leaf)  # type: ignore[method-assign,misc]
     _tensors.TorchArrays._added_plain = lambda *_: False  # type: ignore[method-assign]
     _tensors.TorchArrays.taker = lambda *_: _tree.take_nothing  # type: ignore[method-assign]
     _tensors.TorchArrays.matcher = lambda *_: _tree.take_nothing  # type: ignore[method-assign]

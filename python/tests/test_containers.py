@@ -202,3 +202,26 @@ def test_tensors_that_state_dict_has_made_live_until_they_are_saved(tmp_path: Pa
     for name in ("a", "b"):
         found = varve.torch.read(tmp_path / name)["model"]
         assert same(found, Computed().state_dict())
+
+
+class Swapping:
+    """Gives a tensor another memory when it is asked for its state."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def state_dict(self) -> dict[str, Any]:
+        self.tensor.data = torch.zeros(1)
+        self.over = [torch.full((1 << 20,), 9.0) for _ in range(4)]
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def test_a_tensor_whose_memory_is_swapped_meanwhile_is_saved_as_it_was_taken(
+    tmp_path: Path,
+) -> None:
+    weight = torch.full((1 << 20,), 3.0)
+    varve.torch.save({"a": weight, "b": Swapping(weight)}, tmp_path / "c")
+    assert varve.torch.read(tmp_path / "c")["a"].unique().tolist() == [3.0]

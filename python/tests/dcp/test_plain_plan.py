@@ -6,7 +6,6 @@ import pickle
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,13 @@ from ranks import run_ranks
 from same import same
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 import varve
 import varve.torch.dcp as dcp
@@ -131,15 +136,12 @@ def test_what_is_not_plain_goes_to_torchs_planner(tmp_path: Path) -> None:
     class Described:
         def __create_write_items__(self, fqn: str, value: Any) -> Any: ...
 
-    @dataclass
-    class Unpicklable:
-        def __reduce__(self) -> Any:
-            raise TypeError("no")
-
+    described = torch.ones(1)
+    described.__create_write_items__ = lambda *_: []  # type: ignore[attr-defined]
     others: list[dict[str, Any]] = [
         {},
         {"a": Described()},
-        {"a": Unpicklable()},
+        {"a": described},
         {"a.b": torch.ones(1), "a": {"b": torch.ones(1)}},
         {"a": torch.ones(2, 2).to_sparse()},
         {"a": torch.ones(2, device="meta")},
@@ -147,6 +149,37 @@ def test_what_is_not_plain_goes_to_torchs_planner(tmp_path: Path) -> None:
     ]
     for state in others:
         assert PlainSavePlanner.of(state) is None
+    dcp.save({"a": torch.ones(1)}, checkpoint_id=tmp_path / "c", no_dist=True)
+    part = torch.zeros(1)
+    part.__create_chunk_list__ = lambda: []  # type: ignore[attr-defined]
+    dcp.load({"a": part}, checkpoint_id=tmp_path / "c", no_dist=True)
+    assert part.tolist() == [0.0]
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise TypeError("no such pickle")
+
+
+@pytest.mark.parametrize("planner", [None, TorchsSave()], ids=["engine", "torch"])
+def test_a_value_that_no_pickle_holds_fails_the_writing(planner: Any, tmp_path: Path) -> None:
+    state = {"t": torch.ones(1), "a": Unpicklable()}
+    with pytest.raises(dcp.CheckpointError, match=r"step: write.*no such pickle"):
+        dcp.save(state, checkpoint_id=tmp_path / "c", no_dist=True, planner=planner)
+    assert not (tmp_path / "c").exists()
+
+
+def test_methods_that_a_caller_has_replaced_are_called(tmp_path: Path) -> None:
+    writer, lengths = dcp.FileSystemWriter(tmp_path / "c"), []
+    write = writer.write_data
+
+    def counted(plan: Any, planner: Any) -> Any:
+        lengths.append(len(plan.items))
+        return write(plan, planner)
+
+    writer.write_data = counted  # type: ignore[method-assign]
+    dcp.save({"a": torch.ones(1), "b": 2}, storage_writer=writer, no_dist=True)
+    assert lengths == [2]
 
 
 FAULTS: list[tuple[dict[str, Any], str]] = [
@@ -244,12 +277,34 @@ def indexes() -> dict[str, Metadata]:
         "a lone surrogate": Metadata({}, planner_data={"\ud800": ("\ud800",)}, storage_data=place),
         "a field of its own": _with_more(Metadata({}, storage_data=place)),
         "deep": Metadata({}, planner_data=_deep(40), storage_data=place),
+        "another's field": _with_more(Metadata({}, storage_data=place), "save_id"),
+        "an entry's field": Metadata({"w": _with_more(BytesStorageMetadata())}, storage_data=place),
+        "a place without its length": Metadata(
+            {}, storage_data={MetadataIndex("w"): _without_length()}
+        ),
+        "a name for a dtype": Metadata({"w": _of_dtype("torch.float32")}, storage_data=place),
+        "one list many times": Metadata({}, planner_data=_repeated(7), storage_data=place),
     }
 
 
-def _with_more(metadata: Metadata) -> Metadata:
-    metadata.more = {"a": 1}  # type: ignore[attr-defined]
-    return metadata
+def _with_more(entry: Any, name: str = "more") -> Any:
+    setattr(entry, name, {"a": 1})
+    return entry
+
+
+def _without_length() -> _StorageInfo:
+    made = _StorageInfo("f", 1, 2)
+    del vars(made)["length"]
+    return made
+
+
+def _of_dtype(dtype: Any) -> TensorStorageMetadata:
+    properties = TensorProperties(dtype=dtype)
+    return TensorStorageMetadata(properties, torch.Size([1]), [])
+
+
+def _repeated(levels: int) -> Any:
+    return [_repeated(levels - 1)] * 10 if levels else ["v"]  # One list, ten times.
 
 
 def _deep(levels: int) -> Any:
@@ -259,8 +314,33 @@ def _deep(levels: int) -> Any:
 @pytest.mark.parametrize("name", list(indexes()))
 def test_what_only_python_pickles_is_in_the_index(name: str) -> None:
     metadata = indexes()[name]
-    again = pickle.loads(_index._pickled(metadata))
-    assert type(again) is type(metadata) and vars(again) == vars(metadata)
+    pickled = _index._pickled(metadata)
+    assert pickled == pickle.dumps(metadata, protocol=3)
+    if name != "a place without its length":  # Which no class of Python can compare.
+        again = pickle.loads(pickled)
+        assert type(again) is type(metadata) and vars(again) == vars(metadata)
+
+
+class Swapping:
+    """Gives a tensor another memory when it is pickled."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __reduce__(self) -> Any:
+        self.tensor.data = torch.zeros(1)
+        self.over = [torch.full((1 << 20,), 9.0) for _ in range(4)]
+        return int, (3,)
+
+
+def test_a_tensor_whose_memory_is_swapped_meanwhile_is_saved_as_it_was_taken(
+    tmp_path: Path,
+) -> None:
+    tensor = torch.full((1 << 20,), 3.0)
+    dcp.save({"a": tensor, "b": Swapping(tensor)}, checkpoint_id=tmp_path / "c", no_dist=True)
+    filled = {"a": torch.zeros(1 << 20)}
+    dcp.load(filled, checkpoint_id=tmp_path / "c", no_dist=True)
+    assert filled["a"].unique().tolist() == [3.0]
 
 
 def test_an_index_of_thousands_of_chunks_and_names_is_pickled_whole() -> None:

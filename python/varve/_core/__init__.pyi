@@ -220,6 +220,9 @@ class DcpItems:
     def add_archive(self, fqn: str, archive: bytes) -> None:
         """Adds what torch.save has made."""
 
+    def set_archive(self, item: int, archive: bytes) -> None:
+        """Sets the archive of an item, by its number, that was added with an empty one."""
+
     def add_tensor(
         self,
         fqn: str,
@@ -394,6 +397,7 @@ class Reader:
         entries: Iterator[tuple[Any, Any]],
         path: str | None,
         leaves: dict[str, Any],
+        keep: list[Any],
         devices: bool,
     ) -> tuple[Any, Any] | None:
         """Adds plain tensors to fill as LoadRequest.match_plain_items does.

@@ -35,7 +35,7 @@ class State:
     ) -> None:
         """Adds a box of a tensor: arguments as LoadRequest.add."""
 
-    def add_plain(self, fqn: str, tensor: Any, devices: bool) -> bool:
+    def add_plain(self, fqn: str, tensor: Any, devices: bool) -> Any:
         """As LoadRequest.add_plain."""
 
     def add_plain_items(
@@ -56,7 +56,7 @@ class State:
             names: The names of the state; gets "tensor" for each that is added.
             items: Gets the leaf under each key.
             leaf: What the structure has for a tensor.
-            taken: Gets the tensors.
+            taken: Gets the tensors' storages, to be kept as in `add_plain`.
             devices: As in `add_plain`.
 
         Returns the first other pair, None at the end.
@@ -94,9 +94,10 @@ class LoadRequest:
         device and stream of device memory.
         """
 
-    def add_plain(self, fqn: str, tensor: Any, devices: bool) -> bool:
-        """Adds a whole plain tensor of torch, which is row-major; False for all others.
+    def add_plain(self, fqn: str, tensor: Any, devices: bool) -> Any:
+        """Adds a whole plain tensor of torch, which is row-major; None for all others.
 
+        Returns its storage, to be kept until the tensor is filled: the tensor may get another one meanwhile.
         `devices`: one on a CUDA device may be added too, with the stream that is current there.
         """
 
@@ -107,12 +108,13 @@ class LoadRequest:
         stored: dict[Any, Any],
         leaf: Any,
         taken: list[tuple[str, Any]],
+        keep: list[Any],
         devices: bool,
     ) -> tuple[Any, Any] | None:
         """Adds plain tensors to fill as State.add_plain_items does.
 
         Those for which `stored` has an object of the type of `leaf` under the same key. `taken` gets
-        (name, tensor).
+        (name, tensor), `keep` the storages.
         """
 
     def clear_targets(self) -> None:

@@ -201,22 +201,31 @@ def _made(fqn: str, archive: io.BytesIO) -> Any:
 def _allowing(kinds: list[Any]) -> Iterator[None]:
     """Lets torch's unpickler make objects of some classes, beside those that the program has registered with torch.
 
-    An enum that is registered is replaced by its members (`_Members`) meanwhile. What was registered stays so.
+    An enum that is registered is replaced by its members (`_Members`) meanwhile, and is registered again then.
     Torch has one such list for a process: saves and loads of Varve change it one after another.
     """
     with _ALLOWED:
         before = torch.serialization.get_safe_globals()
-        enums: list[Any] = [
-            kind for kind in before if isinstance(kind, type) and issubclass(kind, enum.Enum)
+        enums: list[Any] = [entry for entry in before if _is_enum(entry)]
+        members: list[Any] = [
+            (_Members(entry[0]), entry[1])
+            if isinstance(entry, tuple)
+            else (_Members(entry), f"{entry.__module__}.{entry.__qualname__}")
+            for entry in enums
         ]
-        members = [(_Members(kind), f"{kind.__module__}.{kind.__qualname__}") for kind in enums]
         with torch.serialization.safe_globals(enums):
             pass  # Torch takes them from the list at the end.
         try:
             with torch.serialization.safe_globals([*kinds, *members]):
                 yield
         finally:
-            torch.serialization.add_safe_globals(before)
+            torch.serialization.add_safe_globals([*enums, *(k for k in kinds if k in before)])
+
+
+def _is_enum(entry: Any) -> bool:
+    """Returns True for an enum in torch's list, alone or with a name."""
+    kind = entry[0] if isinstance(entry, tuple) else entry
+    return isinstance(kind, type) and issubclass(kind, enum.Enum)
 
 
 def _found(name: str) -> type | None:

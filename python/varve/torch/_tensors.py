@@ -137,7 +137,8 @@ class TorchArrays(NumpyArrays):
             entries: Any, path: str | None, stored: Any, taken: list[tuple[str, Any]]
         ) -> tuple[Any, Any] | None:
             return self._run_of_plain(
-                entries, lambda more, devices: add(more, path, stored, leaf, taken, devices)
+                entries,
+                lambda more, devices: add(more, path, stored, leaf, taken, into.keep, devices),
             )
 
         return take
@@ -154,11 +155,15 @@ class TorchArrays(NumpyArrays):
 
     def _added_plain(self, into: Gathered | Filling, fqn: str, tensor: Any) -> bool:
         """Adds a whole tensor in row-major memory, which nearly all are; False for all others."""
-        if into.engine.add_plain(fqn, tensor, self._plain_devices):
-            return True
-        if _added_quickly(into, fqn, tensor):
-            return True
-        return self._may_now_be_plain(tensor) and into.engine.add_plain(fqn, tensor, True)
+        storage = into.engine.add_plain(fqn, tensor, self._plain_devices)
+        if storage is None:
+            if _added_quickly(into, fqn, tensor):
+                return True
+            if not self._may_now_be_plain(tensor):
+                return False
+            storage = into.engine.add_plain(fqn, tensor, True)
+        into.keep.append(storage)
+        return storage is not None
 
     def _may_now_be_plain(self, tensor: Any) -> bool:
         """Returns True for the first tensor on a device that the engine can use; from then on they are plain."""
@@ -380,6 +385,7 @@ def _added_quickly(into: Gathered | Filling, fqn: str, tensor: Any) -> bool:
         number = NUMBERS.get(tensor.dtype)
         if number is not None:
             into.engine.add(fqn, number, tensor.shape, tensor.data_ptr())
+            into.keep.append(tensor.untyped_storage())
             return True
     return False
 

@@ -100,15 +100,12 @@ _CLASSES: dict[type, _Fields] = {
     MetadataIndex: _fields(MetadataIndex, ("offset",)),
     _StorageInfo: _fields(_StorageInfo, ("transform_descriptors",)),
 }
-_NAMES = {field.name for kind in (Metadata, StorageMeta) for field in dataclasses.fields(kind)}
-_TORCHS = (torch.Size, TensorProperties, torch.strided, torch.contiguous_format)
+_TORCHS = (torch.Size, TensorProperties, torch.strided, torch.contiguous_format, torch.dtype)
 
 
 def _pickled(metadata: Metadata) -> bytes:
     """Returns the pickle, by Python where the index holds other than torch's planners put there."""
-    pickled = None
-    if all(vars(made).keys() <= _NAMES for made in (metadata, metadata.storage_meta) if made):
-        pickled = _core.pickle_dcp_metadata(metadata, _CLASSES, _TORCHS)
+    pickled = _core.pickle_dcp_metadata(metadata, _CLASSES, _TORCHS)
     return pickled if pickled is not None else pickle.dumps(metadata, protocol=_PROTOCOL)
 
 

@@ -51,6 +51,11 @@ _Take = Callable[[Iterator[_Entry], str | None, _Path, bool], _Entry | None]
 _TakeLeaf = Callable[[str, _Path, Any], None]
 
 
+def has_methods_of_its_own(storage: Any) -> bool:
+    """Returns True for a writer or reader that a caller has given methods in place of its class's."""
+    return any(callable(getattr(type(storage), name, None)) for name in vars(storage))
+
+
 class _NotPlain(Exception):
     """The state holds what torch's planner has to plan."""
 
@@ -136,9 +141,7 @@ class PlainSavePlanner(SavePlanner):
             if not here or not add_tensor(self._items, fqn, value, self._keep):
                 raise _NotPlain
         else:
-            stream = io.BytesIO()
-            torch.save(value, stream)
-            self._items.add_archive(fqn, stream.getvalue())
+            self._items.add_archive(fqn, b"")  # `write` pickles it, as torch does.
         self._leaves[fqn] = value
         self._paths[fqn] = path
 
@@ -174,6 +177,11 @@ class PlainSavePlanner(SavePlanner):
 
     def write(self, path: str, name: str) -> WrittenFile:
         """Writes all to a file, which the index is to name `name`; durable when this returns."""
+        for i, value in enumerate(self._leaves.values()):
+            if not isinstance(value, torch.Tensor):
+                stream = io.BytesIO()
+                torch.save(value, stream)
+                self._items.set_archive(i, stream.getvalue())
         written = self._items.write(path)
         stored: dict[MetadataIndex, _StorageInfo] = {}
         for (fqn, value), (offset, length) in zip(self._leaves.items(), written.items, strict=True):
@@ -212,6 +220,7 @@ class PlainLoadPlanner(DefaultLoadPlanner):
         self.request = states.LoadRequest()
         self._leaves: dict[str, Any] = {}
         self._values: dict[str, Any] = {}
+        self._keep: list[Any] = []
 
     def _walk(self, state: dict[str, Any]) -> None:
         objects = set(self.reader.object_names())
@@ -221,7 +230,9 @@ class PlainLoadPlanner(DefaultLoadPlanner):
         def match(
             entries: Iterator[_Entry], name: str | None, _: _Path, devices: bool
         ) -> _Entry | None:
-            return self.reader.match_plain_items(self.request, entries, name, self._leaves, devices)
+            return self.reader.match_plain_items(
+                self.request, entries, name, self._leaves, self._keep, devices
+            )
 
         def add(fqn: str, path: _Path, value: Any) -> None:
             if fqn in self._leaves:
@@ -248,11 +259,17 @@ class PlainLoadPlanner(DefaultLoadPlanner):
         """Adds a tensor in other memory than row-major, or whose name is not ASCII."""
         number, shape = self.reader.tensors([fqn]).get(fqn, (-1, ()))
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        if not plain or tensor.shape != shape or not can_be_filled(tensor, number):
+        if (
+            hasattr(tensor, "__create_chunk_list__")
+            or not plain
+            or tensor.shape != shape
+            or not can_be_filled(tensor, number)
+        ):
             raise _NotPlain
-        strides = None if tensor.is_contiguous() else tensor.stride()
-        cuda = cuda_of(tensor.detach())
-        self.request.add(fqn, number, shape, tensor.data_ptr(), strides, cuda=cuda)
+        memory = tensor.detach()  # Keeps it, also where the tensor gets another storage.
+        self._keep.append(memory)
+        strides = None if memory.is_contiguous() else memory.stride()
+        self.request.add(fqn, number, shape, memory.data_ptr(), strides, cuda=cuda_of(memory))
 
     def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
         """Does nothing: the state is known."""

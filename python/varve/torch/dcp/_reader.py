@@ -18,7 +18,7 @@ from varve._warn import warn
 from varve.errors import ReplicasDifferWarning, UnsupportedError
 from varve.torch.dcp._metadata import metadata_of
 from varve.torch.dcp._names import Names, is_object, is_ours, name_of
-from varve.torch.dcp._plain_plan import PlainLoadPlanner
+from varve.torch.dcp._plain_plan import PlainLoadPlanner, has_methods_of_its_own
 from varve.torch.dcp._read import PlanReader
 from varve.torch.dcp._same_call import Sent, check_arrived
 from varve.torch.dcp._same_call import begin as begin_call
@@ -103,7 +103,8 @@ class FileSystemReader(filesystem.FileSystemReader):
         try:
             self._reader = _core.Reader(str(self.path))
             planner = None
-            if state is not None and type(self) is FileSystemReader:
+            is_ours = type(self) is FileSystemReader and not has_methods_of_its_own(self)
+            if state is not None and is_ours:
                 planner = PlainLoadPlanner.of(state, self._reader)
             if planner is None:
                 with collector_at_rest():

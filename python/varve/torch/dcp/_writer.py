@@ -21,7 +21,7 @@ from varve.errors import InvalidArgumentError, UnavailableError
 from varve.torch._coordinator import name_of as varve_name_of
 from varve.torch.dcp._index import complete
 from varve.torch.dcp._names import Names, is_object, is_ours, name_of
-from varve.torch.dcp._plain_plan import PlainSavePlanner
+from varve.torch.dcp._plain_plan import PlainSavePlanner, has_methods_of_its_own
 from varve.torch.dcp._publish import Publication, begin, begin_local
 from varve.torch.dcp._replicas import can_compare, differing, fingerprints, warn_of
 from varve.torch.dcp._same_call import Sent, check_arrived
@@ -247,6 +247,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         """Returns True where each rank's items become one file, as the engine stores them."""
         return (
             type(self) is FileSystemWriter
+            and not has_methods_of_its_own(self)
             and self.single_file_per_rank
             and self.thread_count == 1
             and not self._transforms
