@@ -48,9 +48,8 @@ std::uint32_t CrcRaw(std::uint32_t state, const std::byte* data, std::size_t siz
 void StreamLines(const std::byte* source, std::byte* target, std::size_t size) {
 #ifdef __SSE2__
   for (std::size_t at = 0; at < size; at += kLine) {
-    // An address, and no pointer: it may lie behind the source. A prefetch never faults.
-    const auto ahead = reinterpret_cast<std::uintptr_t>(source) + at + kStreamAheadBytes;
-    _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
+    // It may lie behind the source: a prefetch never faults.
+    _mm_prefetch(source + at + kStreamAheadBytes, _MM_HINT_T0);
     const auto* from = reinterpret_cast<const __m128i*>(source + at);
     auto* to = reinterpret_cast<__m128i*>(target + at);
     const __m128i a = _mm_loadu_si128(from);

@@ -71,7 +71,7 @@ TEST(Crc32c, NoticesEverySingleBitFlip) {
 void ExpectCopiesOfAllLengthsAndPlaces(
     const std::function<void(std::span<const std::byte>, std::byte*)>& copy) {
   constexpr std::size_t kAround = 66;
-  const std::string pool = Random(4).Bytes(3 * 2048 + 2 * kAround);
+  const std::string pool = Random(4).Bytes(std::size_t{3} * 2048 + 2 * kAround);
   std::vector<std::byte> memory(pool.size() + 3 * kAround);
   for (const std::size_t middle : {kAround, std::size_t{2048}, std::size_t{4096}}) {
     for (std::size_t size = middle - kAround; size <= middle + 2 * kAround; ++size) {

@@ -26,6 +26,11 @@ namespace {
 // computed. The text sits inside a JSON string inside JSON, hence the escaped quotes.
 constexpr std::string_view kHeaderChecksumField = R"(\"header_crc32c\":\")";
 constexpr std::string_view kZeroHeaderChecksum = "00000000";
+// Fields behind it, in this order and before all names. They are as long before as after they are
+// filled.
+constexpr std::string_view kBlocksField = R"(\"blocks_crc32c\":\")";
+constexpr std::string_view kContentsField = R"(\"xxh3\":\")";
+constexpr std::string_view kFieldEnd = R"(\")";
 
 /// The names of a header's chunks in its file, in their order.
 class ChunkNames {
@@ -41,6 +46,7 @@ class ChunkNames {
     }
   }
 
+  ~ChunkNames() = default;
   ChunkNames(const ChunkNames&) = delete;
   ChunkNames& operator=(const ChunkNames&) = delete;
 
@@ -111,6 +117,27 @@ void AppendChunkEntry(const StoredChunk& chunk, std::string_view name, std::stri
     }
   }
   AppendEntry(name, dtype, shape, chunk.bytes, out);
+}
+
+/// Puts a header's checksum into it.
+Status SealHeader(Bytes* encoded, std::uint32_t* header_crc32c) {
+  VARVE_ASSIGN_OR_RETURN(*header_crc32c, HeaderChecksum(*encoded));
+  encoded->replace(encoded->find(kHeaderChecksumField) + kHeaderChecksumField.size(),
+                   kZeroHeaderChecksum.size(), HexU32(*header_crc32c));
+  return Status::Ok();
+}
+
+/// Writes the digits of a field, the next one from `at` on, and sets `at` behind them.
+Status FillField(std::string_view field, std::string_view digits, std::size_t* at, Bytes* encoded) {
+  const std::size_t found = encoded->find(field, *at);
+  const std::size_t begin = found + field.size();
+  if (found == Bytes::npos || encoded->size() - begin < digits.size() + kFieldEnd.size() ||
+      encoded->compare(begin + digits.size(), kFieldEnd.size(), kFieldEnd) != 0) {
+    return Internal("checksums of other blocks or chunks than the header's");
+  }
+  encoded->replace(begin, digits.size(), digits);
+  *at = begin + digits.size();
+  return Status::Ok();
 }
 
 std::uint32_t VersionOf(const DataFileHeader& header) {
@@ -354,10 +381,27 @@ Result<Bytes> EncodeHeader(const DataFileHeader& header, std::uint32_t* header_c
   ByteWriter writer(&out);
   writer.U64(json.size());
   writer.Raw(json);
-  VARVE_ASSIGN_OR_RETURN(*header_crc32c, HeaderChecksum(out));
-  out.replace(out.find(kHeaderChecksumField) + kHeaderChecksumField.size(),
-              kZeroHeaderChecksum.size(), HexU32(*header_crc32c));
+  VARVE_RETURN_IF_ERROR(SealHeader(&out, header_crc32c));
   return out;
+}
+
+Status FillHeader(const std::vector<std::uint32_t>& block_crc32c,
+                  const std::vector<Hash128>& contents, Bytes* encoded,
+                  std::uint32_t* header_crc32c) {
+  std::string blocks;
+  blocks.reserve(block_crc32c.size() * 8);
+  for (const std::uint32_t crc : block_crc32c) {
+    blocks += HexU32(crc);
+  }
+  std::string hashes;
+  hashes.reserve(contents.size() * 32);
+  for (const Hash128& content : contents) {
+    hashes += Hex(content.bytes);
+  }
+  std::size_t at = encoded->find(kHeaderChecksumField);
+  VARVE_RETURN_IF_ERROR(FillField(kBlocksField, blocks, &at, encoded));
+  VARVE_RETURN_IF_ERROR(FillField(kContentsField, hashes, &at, encoded));
+  return SealHeader(encoded, header_crc32c);
 }
 
 Result<std::uint64_t> HeaderBytes(const DataFileHeader& header) {

@@ -103,6 +103,13 @@ bool ChunkBefore(const StoredChunk& a, const StoredChunk& b);
 /// Errors: InvalidArgument when the header would exceed kMaxHeaderBytes.
 Result<Bytes> EncodeHeader(const DataFileHeader& header, std::uint32_t* header_crc32c);
 
+/// Puts checksums into a header that was encoded without them, which costs less than to encode it
+/// anew: what EncodeHeader returns of the same header with them. Errors: Internal when they are not
+/// as many as its blocks and chunks.
+Status FillHeader(const std::vector<std::uint32_t>& block_crc32c,
+                  const std::vector<Hash128>& contents, Bytes* encoded,
+                  std::uint32_t* header_crc32c);
+
 /// Returns the bytes of the encoded header: the offset at which data begins.
 Result<std::uint64_t> HeaderBytes(const DataFileHeader& header);
 

@@ -93,14 +93,50 @@ TEST(DataFileHeader, IsPaddedSoThatDataStartsOnAPage) {
   }
 }
 
-TEST(DataFileHeader, SizeDoesNotDependOnChecksums) {
-  const DataFileHeader full = SampleHeader();
-  DataFileHeader bare = full;
-  bare.block_crc32c.clear();
-  for (StoredChunk& chunk : bare.chunks) {
+/// Returns the header before its data are written.
+DataFileHeader Unfilled(DataFileHeader header) {
+  header.block_crc32c.clear();
+  for (StoredChunk& chunk : header.chunks) {
     chunk.content = {};
   }
-  EXPECT_EQ(*HeaderBytes(bare), MustEncode(full).size());
+  return header;
+}
+
+TEST(DataFileHeader, SizeDoesNotDependOnChecksums) {
+  const DataFileHeader full = SampleHeader();
+  EXPECT_EQ(*HeaderBytes(Unfilled(full)), MustEncode(full).size());
+}
+
+TEST(DataFileHeader, ThatIsFilledIsTheOneThatIsEncodedWithItsChecksums) {
+  DataFileHeader full = SampleHeader();
+  full.chunks[0].fqn = R"(\"blocks_crc32c\":\")";  // As the field, but that it is quoted.
+  ASSERT_TRUE(IsOk(LayOut(&full)));
+  std::vector<Hash128> contents;
+  for (const StoredChunk& chunk : full.chunks) {
+    contents.push_back(chunk.content);
+  }
+  std::uint32_t crc = 0;
+  const auto encoded = EncodeHeader(full, &crc);
+  ASSERT_TRUE(IsOk(encoded));
+  for (Bytes filled : {MustEncode(Unfilled(full)), *encoded}) {
+    std::uint32_t filled_crc = 0;
+    ASSERT_TRUE(IsOk(FillHeader(full.block_crc32c, contents, &filled, &filled_crc)));
+    EXPECT_EQ(filled, *encoded);
+    EXPECT_EQ(filled_crc, crc);
+  }
+}
+
+TEST(DataFileHeader, IsNotFilledWithMoreOrFewerChecksums) {
+  const DataFileHeader full = SampleHeader();
+  std::uint32_t crc = 0;
+  for (const std::size_t blocks : {full.block_crc32c.size(), full.block_crc32c.size() + 1}) {
+    for (const std::size_t chunks : {full.chunks.size() - 1, full.chunks.size()}) {
+      Bytes bytes = MustEncode(full);
+      const Status filled = FillHeader(std::vector<std::uint32_t>(blocks),
+                                       std::vector<Hash128>(chunks), &bytes, &crc);
+      EXPECT_EQ(filled.ok(), blocks == full.block_crc32c.size() && chunks == full.chunks.size());
+    }
+  }
 }
 
 TEST(LayOut, PacksChunksAlignedForTheirType) {

@@ -68,20 +68,21 @@ Result<FileWork> PrepareDataFile(const State& state, FilePlan plan, std::string 
 }
 
 Result<FileWork> DescribeDataFile(FilePlan plan) {
-  VARVE_ASSIGN_OR_RETURN(const std::uint64_t header_bytes, HeaderBytes(plan.header));
+  std::uint32_t unfilled = 0;
+  VARVE_ASSIGN_OR_RETURN(Bytes header, EncodeHeader(plan.header, &unfilled));
   FileWork work;
-  work.size = header_bytes + plan.header.data_bytes;
-  work.data_begin = header_bytes;
+  work.size = header.size() + plan.header.data_bytes;
+  work.data_begin = header.size();
   work.block_bytes = plan.header.block_bytes;
-  work.finish = [header = std::move(plan.header),
-                 header_bytes](WrittenSegments data) mutable -> Result<FinishedFile> {
+  work.finish = [header = std::move(header)](WrittenSegments data) -> Result<FinishedFile> {
     WriteReceipt receipt;
-    receipt.header_bytes = header_bytes;
+    receipt.header_bytes = header.size();
     receipt.block_crc32c = std::move(data.block_crc32c);
     receipt.contents = std::move(data.contents);
-    VARVE_RETURN_IF_ERROR(ApplyReceipt(receipt, &header));
     FinishedFile finished;
-    VARVE_ASSIGN_OR_RETURN(finished.header, EncodeHeader(header, &receipt.header_crc32c));
+    finished.header = header;
+    VARVE_RETURN_IF_ERROR(FillHeader(receipt.block_crc32c, receipt.contents, &finished.header,
+                                     &receipt.header_crc32c));
     finished.receipt = EncodeReceipt(receipt);
     return finished;
   };
