@@ -93,7 +93,7 @@ def save_remotely_and_die(
     os.environ["VARVE_S3_MAX_BANDWIDTH"] = "20000"
 
     def kill() -> None:
-        while not list(Path(spool).rglob("config.yaml")):
+        while not all(list(Path(spool).rglob(name)) for name in ("config.yaml", "*.pt")):
             time.sleep(0.005)
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -213,11 +213,24 @@ Result<CacheLock> BlockStore::LockGroup(const BlockName& name) {
   return CacheLock(std::move(file));
 }
 
+// A thread that finds another one at it leaves its request: that one may have listed the folder
+// before this thread's block was in it, so it lists anew before it ends.
 void BlockStore::Shrink() {
+  ++requests_;
+  std::uint64_t seen = 0;
+  do {
+    seen = requests_;
+    if (!ShrinkOnce()) {
+      return;
+    }
+  } while (requests_ != seen);
+}
+
+bool BlockStore::ShrinkOnce() {
   FileDescriptor turn(::open(JoinPath(JoinPath(root_, "locks"), "shrink").c_str(),
                              O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!turn.valid() || ::flock(turn.get(), LOCK_EX | LOCK_NB) != 0) {
-    return;  // Another process does it.
+    return false;  // Another thread or process does it.
   }
   const CacheLock lock(std::move(turn));
   std::vector<Kept> kept;
@@ -229,7 +242,7 @@ void BlockStore::Shrink() {
     bytes += file.bytes;
   }
   if (bytes <= options_.max_bytes / 16 * 15) {
-    return;
+    return true;
   }
   std::sort(kept.begin(), kept.end(), [](const Kept& a, const Kept& b) {
     return a.used.tv_sec != b.used.tv_sec ? a.used.tv_sec < b.used.tv_sec
@@ -245,6 +258,7 @@ void BlockStore::Shrink() {
     ::unlink(file.path.c_str());
     bytes -= file.bytes;
   }
+  return true;
 }
 
 }  // namespace varve::cache

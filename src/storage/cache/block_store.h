@@ -99,6 +99,8 @@ class BlockStore {
 
   /// Removes the blocks that were not used for longest where there are too many bytes (step 6).
   void Shrink();
+  /// Returns false where another thread or process does so.
+  bool ShrinkOnce();
 
  private:
   [[nodiscard]] std::string PathOf(const BlockName& name) const;
@@ -108,7 +110,8 @@ class BlockStore {
   const CacheOptions options_;
   const std::string root_;
   std::atomic<bool> usable_{true};
-  std::atomic<std::uint64_t> written_;  // Since the last Shrink.
+  std::atomic<std::uint64_t> written_;      // Since the last Shrink.
+  std::atomic<std::uint64_t> requests_{0};  // To shrink.
   std::atomic<std::uint64_t> names_{0};
 };
 
