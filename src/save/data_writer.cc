@@ -57,17 +57,17 @@ Result<LocalPlan> MakeLocalPlan(const State& state) {
   return plan;
 }
 
-Result<FileWork> PrepareDataFile(const State& state, FilePlan plan, std::string structure) {
+Result<FileWork> PrepareDataFile(const State& state, const FilePlan& plan, std::string structure) {
   const auto text = std::make_shared<const std::string>(std::move(structure));
   VARVE_ASSIGN_OR_RETURN(std::vector<FileSegment> segments, Segments(state, plan, *text));
-  VARVE_ASSIGN_OR_RETURN(FileWork work, DescribeDataFile(std::move(plan)));
+  VARVE_ASSIGN_OR_RETURN(FileWork work, DescribeDataFile(plan));
   work.segments = std::move(segments);
   work.keep = text;
   work.name_of = [&state](std::uint32_t owner) { return state.tensors[owner].fqn; };
   return work;
 }
 
-Result<FileWork> DescribeDataFile(FilePlan plan) {
+Result<FileWork> DescribeDataFile(const FilePlan& plan) {
   std::uint32_t unfilled = 0;
   VARVE_ASSIGN_OR_RETURN(Bytes header, EncodeHeader(plan.header, &unfilled));
   FileWork work;

@@ -17,9 +17,9 @@ Result<LocalPlan> MakeLocalPlan(const State& state);
 /// Prepares the file that the plan describes. `structure` is what the assignment asks this rank to
 /// store; may be empty. The state's memory and objects must stay where they are until the data have
 /// been written or staged. The receipt is an encoded WriteReceipt.
-Result<FileWork> PrepareDataFile(const State& state, FilePlan plan, std::string structure);
+Result<FileWork> PrepareDataFile(const State& state, const FilePlan& plan, std::string structure);
 
 /// Prepares the same file without data, for a process that has a copy of them and not the state.
-Result<FileWork> DescribeDataFile(FilePlan plan);
+Result<FileWork> DescribeDataFile(const FilePlan& plan);
 
 }  // namespace varve

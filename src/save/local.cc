@@ -216,9 +216,10 @@ class RankLocalSave final : public SaveSession {
   }
 
   Status Resume() {
-    VARVE_ASSIGN_OR_RETURN(FilePlan file, PlanFile(settled_.plan, settled_.assignment, identity()));
+    VARVE_ASSIGN_OR_RETURN(const FilePlan file,
+                           PlanFile(settled_.plan, settled_.assignment, identity()));
     file_name_ = DataFileName(file.header);
-    VARVE_ASSIGN_OR_RETURN(work_, DescribeDataFile(std::move(file)));
+    VARVE_ASSIGN_OR_RETURN(work_, DescribeDataFile(file));
     return Status::Ok();
   }
 
@@ -266,10 +267,9 @@ class RankLocalSave final : public SaveSession {
     VARVE_ASSIGN_OR_RETURN(settled_.plan, MakeLocalPlan(*state_));
     VARVE_RETURN_IF_ERROR(CheckOwnHeaderSize(settled_.plan, 1));
     settled_.assignment = AssignEverything(settled_.plan);
-    VARVE_ASSIGN_OR_RETURN(FilePlan file, PlanFile(settled_.plan, settled_.assignment, mine));
+    VARVE_ASSIGN_OR_RETURN(const FilePlan file, PlanFile(settled_.plan, settled_.assignment, mine));
     file_name_ = DataFileName(file.header);
-    VARVE_ASSIGN_OR_RETURN(
-        work_, PrepareDataFile(*state_, std::move(file), settled_.assignment.structure));
+    VARVE_ASSIGN_OR_RETURN(work_, PrepareDataFile(*state_, file, settled_.assignment.structure));
     return Status::Ok();
   }
 
