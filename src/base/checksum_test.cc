@@ -79,7 +79,7 @@ void ExpectCopiesOfAllLengthsAndPlaces(
         const auto source = AsByteSpan(pool).subspan(size % 7, size);
         std::byte* const target = memory.data() + place;
         target[-1] = target[size] = std::byte{0x5A};
-        std::fill_n(target, size, ~source.front());
+        std::fill_n(target, size, ~AsByteSpan(pool)[size % 7]);
         copy(source, target);
         ASSERT_TRUE(std::equal(source.begin(), source.end(), target)) << size << " to " << place;
         ASSERT_EQ(target[-1], std::byte{0x5A}) << size << " to " << place;
