@@ -244,10 +244,10 @@ class MetadataPickler {
     if (!DTypeOf(dtype)) {
       return false;
     }
-    Constant(&layout_memo_, "torch.serialization", "_get_layout",
-             [this] { out_.Str("torch.strided"); });
+    out_.Constant(&layout_memo_, "torch.serialization", "_get_layout",
+                  [this] { out_.Str("torch.strided"); });
     out_.Bool(grad.ptr() == Py_True);
-    Constant(&format_memo_, kMetadata, "_MEM_FORMAT_ENCODING", [this] { out_.Int(0); });
+    out_.Constant(&format_memo_, kMetadata, "_MEM_FORMAT_ENCODING", [this] { out_.Int(0); });
     out_.Bool(pinned.ptr() == Py_True);
     out_.Tuple();
     out_.Build();
@@ -269,21 +269,6 @@ class MetadataPickler {
     }
     out_.Global("torch", found->second);
     return true;
-  }
-
-  /// Pushes the result of a call with one argument, the same object each time.
-  template <class Argument>
-  void Constant(std::optional<PickleWriter::Memo>* place, std::string_view module,
-                std::string_view name, const Argument& argument) {
-    if (*place) {
-      out_.Recall(**place);
-      return;
-    }
-    out_.Global(module, name);
-    argument();
-    out_.Tuple1();
-    out_.Reduce();
-    *place = out_.Remember();
   }
 
   static nb::object Interned(const char* name) {

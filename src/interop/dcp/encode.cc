@@ -196,29 +196,15 @@ class Encoder {
     out_.NewObject();
     out_.Mark();
     out_.Global("torch", DTypeName(tensor.dtype));
-    Constant(&layout_, "torch.serialization", "_get_layout", [this] { out_.Str("torch.strided"); });
+    out_.Constant(&layout_, "torch.serialization", "_get_layout",
+                  [this] { out_.Str("torch.strided"); });
     out_.Bool(std::binary_search(options_.requires_grad.begin(), options_.requires_grad.end(),
                                  tensor.fqn));
     // 0 is TORCH_CONTIGUOUS_FORMAT.
-    Constant(&memory_format_, kMetadata, "_MEM_FORMAT_ENCODING", [this] { out_.Int(0); });
+    out_.Constant(&memory_format_, kMetadata, "_MEM_FORMAT_ENCODING", [this] { out_.Int(0); });
     out_.Bool(false);  // pin_memory
     out_.Tuple();
     out_.Build();
-  }
-
-  /// Pushes the result of a call with one argument, the same object each time.
-  template <class Argument>
-  void Constant(std::optional<PickleWriter::Memo>* place, std::string_view module,
-                std::string_view name, const Argument& argument) {
-    if (*place) {
-      out_.Recall(**place);
-      return;
-    }
-    out_.Global(module, name);
-    argument();
-    out_.Tuple1();
-    out_.Reduce();
-    *place = out_.Remember();
   }
 
   void Chunks(const TensorMetadata& tensor) {

@@ -2,7 +2,10 @@
 /// unpickler read. The reading side is interop/pickle/tree.h.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -65,6 +68,22 @@ class PickleWriter {
 
   Memo Remember();          ///< Of what lies on top; it stays there.
   void Recall(Memo place);  ///< -> the remembered object, the same one.
+
+  /// Pushes what a call of `module.name` with one argument gives, the same object each time;
+  /// `place` remembers it. `push_argument` pushes the argument.
+  template <class PushArgument>
+  void Constant(std::optional<Memo>* place, std::string_view module, std::string_view name,
+                const PushArgument& push_argument) {
+    if (*place) {
+      Recall(**place);
+      return;
+    }
+    Global(module, name);
+    push_argument();
+    Tuple1();
+    Reduce();
+    *place = Remember();
+  }
 
   /// Writes the end. Errors: InvalidArgument for the first thing that could not be written.
   [[nodiscard]] Status Finish();
