@@ -68,12 +68,8 @@ class PythonDcpItems {
       leaves[text] = tensor;
       paths[text] = above + nb::make_tuple(key);
       keep_.push_back(std::move(plain->storage));
-      TensorSource source = HostMemory{plain->data, {}};
-      if (plain->cuda) {
-        source = CudaMemory{plain->data, plain->cuda->device, plain->cuda->stream, {}};
-      }
       items_.push_back(
-          WholeDcpTensor(*std::move(name), plain->dtype, plain->shape, std::move(source)));
+          WholeDcpTensor(*std::move(name), plain->dtype, plain->shape, SourceOf(*plain)));
       return true;
     });
   }

@@ -260,14 +260,7 @@ class PythonReader {
       }
       leaves[text] = tensor;
       keep.append(plain->storage);
-      Box box = WholeBox(plain->shape);
-      request.targets.push_back({*std::move(name),
-                                 plain->dtype,
-                                 std::move(plain->shape),
-                                 std::move(box),
-                                 plain->data,
-                                 {},
-                                 plain->cuda});
+      AddPlainTarget(request, *std::move(name), *std::move(plain));
       return true;
     });
   }

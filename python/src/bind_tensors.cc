@@ -43,24 +43,14 @@ void AddTarget(LoadRequest& request, std::string fqn, DType dtype, Dims shape,
 }
 
 void Add(State& state, std::string fqn, PlainTensor plain) {
-  TensorSource source = HostMemory{plain.data, {}};
-  if (plain.cuda) {
-    source = CudaMemory{plain.data, plain.cuda->device, plain.cuda->stream, {}};
-  }
+  TensorSource source = SourceOf(plain);
   Box box = WholeBox(plain.shape);
   state.tensors.push_back(
       {std::move(fqn), plain.dtype, std::move(plain.shape), std::move(box), std::move(source)});
 }
 
 void Add(LoadRequest& request, std::string fqn, PlainTensor plain) {
-  Box box = WholeBox(plain.shape);
-  request.targets.push_back({std::move(fqn),
-                             plain.dtype,
-                             std::move(plain.shape),
-                             std::move(box),
-                             plain.data,
-                             {},
-                             plain.cuda});
+  AddPlainTarget(request, std::move(fqn), std::move(plain));
 }
 
 /// Adds a whole plain tensor of torch in row-major memory, which is what nearly all are. Returns

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "bindings.h"
 #include "varve/checkpoint.h"
@@ -22,6 +24,26 @@ struct PlainTensor {
 /// with `devices` on a CUDA device, with the stream that is current there. Returns nothing for all
 /// other objects and layouts, and before set_torch was called with an interface. Needs the GIL.
 std::optional<PlainTensor> PlainTensorOf(nb::handle tensor, bool devices);
+
+/// Returns the memory as a save reads it.
+inline TensorSource SourceOf(const PlainTensor& plain) {
+  if (plain.cuda) {
+    return CudaMemory{plain.data, plain.cuda->device, plain.cuda->stream, {}};
+  }
+  return HostMemory{plain.data, {}};
+}
+
+/// Adds the memory to what a load fills.
+inline void AddPlainTarget(LoadRequest& request, std::string fqn, PlainTensor plain) {
+  Box box = WholeBox(plain.shape);
+  request.targets.push_back({std::move(fqn),
+                             plain.dtype,
+                             std::move(plain.shape),
+                             std::move(box),
+                             plain.data,
+                             {},
+                             plain.cuda});
+}
 
 void BindPlainTensors(nb::module_& module);
 
