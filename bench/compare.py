@@ -70,5 +70,5 @@ def _at(record: Record, path: str) -> Any:
     return value
 
 
-#: Of the lines that --json writes. 2: verdicts have their quantity, machines their limits.
+#: The version of the lines that --json writes. In 2 a verdict names its quantity, and a machine has limits.
 SCHEMA = 2

@@ -49,9 +49,9 @@ QUICK_SHAPES = [Shape(4 << 20, 4), Shape(4 << 20, 8), Shape(8 << 20, 4)]
 
 @dataclass(frozen=True)
 class Limit:
-    """What this machine can do at most: decimal GB/s, by the number of threads.
+    """The highest speed of this machine in one respect: decimal GB/s, by the number of threads.
 
-    Those of the disk, which takes more threads than there are cores, have the number of cores.
+    A limit of the disk stands under the number of cores, though its reads and writes have more threads.
     """
 
     name: str

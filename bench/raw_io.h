@@ -1,4 +1,4 @@
-// What raw_io's modes share: files, warm memory in huge pages, clocks, and threads that take
+// Parts of all modes of raw_io: files, warm memory in huge pages, clocks, and threads that take
 // blocks.
 #pragma once
 

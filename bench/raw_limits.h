@@ -71,8 +71,8 @@ inline void WriteCached(const std::string& path, std::uint8_t* data, std::uint64
   }
 }
 
-/// Returns the limits of memory alone: of `bytes` at `from`, and copies of them to `to`. What sums
-/// find goes into `sums`, so that the compiler cannot leave them out.
+/// Returns the limits of memory: reading `bytes` at `from`, and copying them to `to`. Checksums are
+/// added to `sums`, so that the compiler cannot leave them out.
 inline std::vector<Limit> MemoryLimits(std::uint8_t* to, const std::uint8_t* from,
                                        std::uint64_t bytes,
                                        [[maybe_unused]] std::atomic<std::uint64_t>& sums) {

@@ -20,7 +20,7 @@ _OF_DCP = "varve.torch.load of DCP's"
 
 _SMALL_BYTES = 64 << 10
 _MAX_SMALL_ROUNDS = 3
-# What an item of the drop-in may take over the time of its bytes in few tensors.
+# The most that the drop-in may take for an item, besides the time of the same bytes in few tensors.
 _MOST_MICROSECONDS = 20.0
 
 

@@ -20,7 +20,7 @@ from bench.results import Result
 from bench.scenarios import async_save, save
 from bench.state import State, make_destination, make_state
 
-#: What `--quick` stands for on the command line.
+#: The options that `--quick` sets.
 OPTIONS = {"scenario": ["quick"], "size": "512MiB", "rounds": 5, "settle": 0.2}
 
 _TENSOR_BYTES = 64 << 10
@@ -41,7 +41,7 @@ _LOADS = (
 )
 # Arm, and the microseconds an item that it takes at most over the time of the bytes.
 _ITEMS = ((arms.VARVE.name, 20.0), (arms.DROP_IN.name, 75.0))
-# Of the parallel memcpy's time; how many times shorter than torch's.
+# A stall takes at most so many times the parallel memcpy's time, and torch's at least so many times ours.
 _MOST_STALL, _TORCHS_STALL = 2.5, 2.5
 
 Case = tuple[Arm, State, State]

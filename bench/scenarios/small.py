@@ -1,4 +1,4 @@
-"""What does an item cost? The same bytes as 64 KiB tensors, and as few large ones."""
+"""Measures an item's cost: the same bytes in tensors of 64 KiB, and in few large ones."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bench.state import State, bytes_of, make_destination, make_state
 _TENSOR_BYTES = 64 << 10
 # DCP takes some 10 s each way for the full size.
 _MAX_ROUNDS = 3
-# What an item may take over the time of its bytes, microseconds: on an EPYC, and elsewhere (set for
-# a Xeon of 2019, whose cores took twice as long for the same).
+# The most microseconds for an item, besides the time of its bytes. An EPYC has 5. Other processors have
+# 10: a Xeon of 2019 took twice as long.
 _MOST_MICROSECONDS = 5.0 if machine.vendor() == "AuthenticAMD" else 10.0
 
 

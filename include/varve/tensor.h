@@ -60,8 +60,8 @@ std::optional<DType> DTypeFromSafetensorsName(std::string_view name);
 /// Sizes or offsets, one per dimension, outermost first. A 0-d tensor has none.
 ///
 /// Has what std::vector has of the same names, and keeps up to four numbers in itself: a state has
-/// three such lists for each of a hundred thousand tensors, and a third of the time to save small
-/// ones went into their memory.
+/// three such lists for each of a hundred thousand tensors, and allocating them took a tenth of the
+/// time to save small ones.
 class Dims {
  public:
   using value_type = std::uint64_t;

@@ -10,7 +10,8 @@
 namespace varve::python {
 namespace {
 
-constexpr const char* kConvertReportDoc = R"(What `convert` wrote and what it left out.
+constexpr const char* kConvertReportDoc =
+    R"(The result of a `convert`: what is in the target, and what is left out.
 
 Attributes:
     tensors: Number of tensors written.

@@ -12,7 +12,7 @@ namespace varve::python {
 ///
 /// `classes` has the dataclasses by type, each with its module, its name, the names of its fields,
 /// and those of the fields that are left out where they are None. `torch` has torch.Size,
-/// TensorProperties, and the layout and memory format that torch writes.
+/// TensorProperties, the layout and the memory format that torch writes, and torch.dtype.
 std::optional<nb::bytes> PickleDcpMetadata(nb::handle metadata, const nb::dict& classes,
                                            const nb::tuple& torch);
 

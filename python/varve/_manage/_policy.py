@@ -138,7 +138,7 @@ def deadline_of_slurm() -> float | None:
 
 @dataclass(frozen=True)
 class Ending:
-    """What ends a run before its last step: the manager saves at the next step and sets `preempted`.
+    """Signals and a time that end a run early: the manager then saves at the next step and sets `preempted`.
 
     Attributes:
         signals: Names of signals. SIGTERM is what Kubernetes, SLURM and spot machines send; SIGUSR1 is for
