@@ -88,7 +88,8 @@ Status TornSamples::QueueOnDevices() {
   VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
   VARVE_ASSIGN_OR_RETURN(memory_, PinnedMemory::Make(*devices, *FirstDevice(segments_), 2 * bytes));
   VARVE_ASSIGN_OR_RETURN(
-      work_, devices->Queue(Direction::kToHost, SampleMoves(memory_->bytes().first(bytes))));
+      work_, devices->Queue(Direction::kToHost, SampleMoves(memory_->bytes().first(bytes)),
+                            CudaDevices::Kernels::kOfBefore));
   return Status::Ok();
 }
 
@@ -112,7 +113,8 @@ Status TornSamples::Compare(const std::function<std::string(std::uint32_t)>& nam
   VARVE_RETURN_IF_ERROR(CudaDevices::Wait(*work_));
   const std::span<std::byte> before = memory_->bytes();
   const std::span<std::byte> after = before.subspan(before.size() / 2);
-  VARVE_RETURN_IF_ERROR(devices->Move(Direction::kToHost, SampleMoves(after)));
+  VARVE_RETURN_IF_ERROR(
+      devices->Move(Direction::kToHost, SampleMoves(after), CudaDevices::Kernels::kOfBefore));
   std::uint64_t at = 0;
   for (const FileSegment& segment : segments_) {
     if (!IsOnDevice(segment)) {

@@ -90,7 +90,7 @@ Result<CudaDevices::Device*> CudaDevices::DeviceAt(int ordinal) {
   const std::scoped_lock lock(mutex_);
   std::unique_ptr<Device>& known = devices_[ordinal];
   if (known == nullptr) {
-    known = std::make_unique<Device>();
+    known = std::make_unique<Device>(driver_);
     known->ordinal = ordinal;
   }
   if (known->ready) {
@@ -132,13 +132,13 @@ Status CudaDevices::After(Direction direction, int device, void* stream) {
   return driver_.Check(driver_.stream_wait_event(lane.stream, event.get(), 0), what);
 }
 
-Status CudaDevices::Move(Direction direction, std::span<const DeviceMove> moves) {
-  VARVE_ASSIGN_OR_RETURN(const auto work, Queue(direction, moves));
+Status CudaDevices::Move(Direction direction, std::span<const DeviceMove> moves, Kernels kernels) {
+  VARVE_ASSIGN_OR_RETURN(const auto work, Queue(direction, moves, kernels));
   return Wait(*work);
 }
 
 Result<std::shared_ptr<const CudaDevices::Work>> CudaDevices::Queue(
-    Direction direction, std::span<const DeviceMove> moves) {
+    Direction direction, std::span<const DeviceMove> moves, Kernels kernels) {
   auto work = std::make_shared<Work>(driver_);
   while (!moves.empty()) {
     const int ordinal = moves.front().device;
@@ -154,7 +154,7 @@ Result<std::shared_ptr<const CudaDevices::Work>> CudaDevices::Queue(
     const auto queue = [&]() -> Status {
       VARVE_ASSIGN_OR_RETURN(Device* const device, DeviceAt(ordinal));
       part.lane = &device->lanes[static_cast<std::size_t>(direction)];
-      VARVE_ASSIGN_OR_RETURN(part.done, QueueOn(*device, direction, of_device));
+      VARVE_ASSIGN_OR_RETURN(part.done, QueueOn(*device, direction, of_device, kernels));
       return Status::Ok();
     };
     Status queued = queue();
@@ -216,8 +216,10 @@ void CudaDevices::NoteReached(Lane& lane, const std::shared_ptr<Event>& event) {
   lane.changed.notify_all();
 }
 
-Result<std::shared_ptr<CudaDevices::Event>> CudaDevices::QueueOn(
-    Device& device, Direction direction, std::span<const DeviceMove> moves) {
+Result<std::shared_ptr<CudaDevices::Event>> CudaDevices::QueueOn(Device& device,
+                                                                 Direction direction,
+                                                                 std::span<const DeviceMove> moves,
+                                                                 Kernels kernels) {
   Lane& lane = device.lanes[static_cast<std::size_t>(direction)];
   const std::uint64_t bytes = BytesOf(moves);
   auto done = std::make_shared<Event>(driver_, device.context, lane.stream);
@@ -226,7 +228,7 @@ Result<std::shared_ptr<CudaDevices::Event>> CudaDevices::QueueOn(
   const Current current(driver_, device.context);
   int failed = current.error();
   try {
-    failed = failed != 0 ? failed : QueueAll(device, direction, moves, true);
+    failed = failed != 0 ? failed : QueueAll(device, direction, moves, kernels);
     const std::scoped_lock lock(lane.mutex);
     failed = failed != 0 ? failed : driver_.event_record(done->get(), lane.stream);
     if (failed == 0) {
@@ -245,22 +247,32 @@ Result<std::shared_ptr<CudaDevices::Event>> CudaDevices::QueueOn(
 }
 
 int CudaDevices::QueueAll(Device& device, Direction direction, std::span<const DeviceMove> moves,
-                          bool kernels) {
-  const CudaDriver::Handle stream = device.lanes[static_cast<std::size_t>(direction)].stream;
+                          Kernels kernels) {
   // What takes addresses of registered memory as the device's own, which is so on most systems.
   const bool registered = device.shares_addresses && AreRegistered(moves);
-  const SortedMoves sorted = SortMoves(moves, registered && kernels && has_kernels_);
+  int error = kNoKernel;
+  if (registered && !lacks_kernels_) {
+    error = QueueSorted(device, direction, SortMoves(moves, true), registered, kernels);
+  }
+  // Where there is no kernel, everything is copied anew.
+  return error == kNoKernel
+             ? QueueSorted(device, direction, SortMoves(moves, false), registered, kernels)
+             : error;
+}
+
+int CudaDevices::QueueSorted(Device& device, Direction direction, const SortedMoves& sorted,
+                             bool registered, Kernels kernels) {
+  const CudaDriver::Handle stream = device.lanes[static_cast<std::size_t>(direction)].stream;
+  if (!sorted.pieces.empty()) {
+    if (const int error = QueuePieces(device, direction, sorted.pieces, kernels); error != 0) {
+      return error;
+    }
+  }
   // A batch refuses memory that is not registered, or waits for it.
   const bool batched = registered && has_batches_ && sorted.copies.size() > 1;
   int error = 0;
   if (!batched || !QueueBatch(direction, sorted.copies, stream)) {
     error = QueueCopies(direction, sorted.copies, stream);
-  }
-  if (error == 0 && !sorted.pieces.empty()) {
-    error = QueuePieces(device, direction, sorted.pieces, stream);
-    if (error == kNoKernel) {
-      return QueueAll(device, direction, moves, false);  // Copied anew.
-    }
   }
   for (auto move = sorted.by_rows.begin(); move != sorted.by_rows.end() && error == 0; ++move) {
     error = QueueRows(direction, *move, stream);
@@ -311,12 +323,16 @@ int CudaDevices::QueueCopies(Direction direction, std::span<const DeviceCopy> co
 }
 
 int CudaDevices::QueuePieces(Device& device, Direction direction, std::span<const MovePiece> pieces,
-                             CudaDriver::Handle stream) {
+                             Kernels kernels) {
+  const CudaDriver::Handle stream = device.lanes[static_cast<std::size_t>(direction)].stream;
   MoveTable table;
   table.to_host = direction == Direction::kToHost ? 1 : 0;
   while (!pieces.empty()) {
     const std::uint32_t item = pieces.front().item;
-    const CudaDriver::Handle kernel = KernelOf(device, item);
+    CudaDriver::Handle kernel = device.kernels.Find(item);
+    if (kernel == nullptr && kernels == Kernels::kCompile) {
+      kernel = device.kernels.Compile(item, &lacks_kernels_);
+    }
     if (kernel == nullptr) {
       return kNoKernel;
     }
@@ -377,21 +393,23 @@ int CudaDevices::QueueRows(Direction direction, const DeviceMove& move,
   return 0;
 }
 
-CudaDriver::Handle CudaDevices::KernelOf(Device& device, std::uint32_t item) {
-  const std::scoped_lock lock(device.mutex);
-  if (const auto known = device.kernels.find(item); known != device.kernels.end()) {
-    return known->second;
+void CudaDevices::CompileKernels(int device) {
+  const auto known = DeviceAt(device);
+  if (!known.ok()) {
+    return;
   }
-  CudaDriver::Handle module = nullptr;
-  CudaDriver::Handle kernel = nullptr;
-  int error = driver_.module_load(&module, MoveKernel(item).c_str());
-  if (error == 0) {
-    error = driver_.module_function(&kernel, module, MoveKernelName(item).c_str());
+  const Current current(driver_, (*known)->context);
+  for (const std::uint32_t item : kMoveItems) {
+    if (current.error() == 0 && !lacks_kernels_ && (*known)->shares_addresses) {
+      (*known)->kernels.Compile(item, &lacks_kernels_);
+    }
   }
-  if (CudaDriver::IsLacking(error)) {
-    has_kernels_ = false;
-  }
-  return error == 0 ? device.kernels.emplace(item, kernel).first->second : nullptr;
+  (*known)->compiled = true;
+}
+
+bool CudaDevices::WantsKernels(int device) {
+  const auto known = DeviceAt(device);
+  return known.ok() && !(*known)->compiled;
 }
 
 std::span<std::byte> CudaDevices::TakeSpare(std::uint64_t bytes) {

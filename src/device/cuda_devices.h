@@ -17,6 +17,7 @@
 
 #include "device/cuda_driver.h"
 #include "device/device_move.h"
+#include "device/loaded_kernels.h"
 #include "varve/status.h"
 
 namespace varve {
@@ -50,14 +51,25 @@ class CudaDevices {
   /// Unavailable.
   Status After(Direction direction, int device, void* stream);
 
+  /// Whether a call may have the driver compile a kernel. The first one takes 0.12 s, which a
+  /// caller whom the training waits for spends only where rows cannot be copied without.
+  enum class Kernels : std::uint8_t { kCompile, kOfBefore };
+
   /// Makes all moves and waits for them. When this returns, also with an error, none is under way
   /// any more: both sides may be freed. Errors: Unavailable, naming the device and the bytes.
-  Status Move(Direction direction, std::span<const DeviceMove> moves);
+  Status Move(Direction direction, std::span<const DeviceMove> moves,
+              Kernels kernels = Kernels::kCompile);
 
   /// Moves that are queued. Wait must be called before either side's memory is freed.
   class Work;
-  Result<std::shared_ptr<const Work>> Queue(Direction direction, std::span<const DeviceMove> moves);
+  Result<std::shared_ptr<const Work>> Queue(Direction direction, std::span<const DeviceMove> moves,
+                                            Kernels kernels = Kernels::kCompile);
   static Status Wait(const Work& work);
+
+  /// Compiles what calls with kOfBefore would use. Best effort: copies are right without.
+  void CompileKernels(int device);
+  /// Returns true until CompileKernels has returned for that device.
+  [[nodiscard]] bool WantsKernels(int device);
 
   /// Registers `memory` with the driver, for all devices: copies go straight to it, and kernels
   /// reach it. Copies to other memory go by way of the driver's own, at a fifth of the speed.
@@ -94,14 +106,15 @@ class CudaDevices {
     std::uint64_t bytes = 0;    // Theirs, and of what is about to be queued.
   };
   struct Device {
+    explicit Device(const CudaDriver& driver) : kernels(driver) {}
     int ordinal = 0;
     int device = 0;
     bool ready = false;
+    std::atomic<bool> compiled = false;
     bool shares_addresses = false;  // Registered memory has one address here and on the device.
     CudaDriver::Handle context = nullptr;
     std::array<Lane, 2> lanes;
-    std::mutex mutex;                                     // Guards what follows.
-    std::map<std::uint32_t, CudaDriver::Handle> kernels;  // By size; those that are loaded.
+    LoadedKernels kernels;
   };
   struct Registered {
     std::uint64_t bytes = 0;
@@ -111,24 +124,25 @@ class CudaDevices {
   explicit CudaDevices(const CudaDriver& driver) : driver_(driver) {}
   Result<Device*> DeviceAt(int ordinal);
   Result<std::shared_ptr<Event>> QueueOn(Device& device, Direction direction,
-                                         std::span<const DeviceMove> moves);
+                                         std::span<const DeviceMove> moves, Kernels kernels);
   int QueueAll(Device& device, Direction direction, std::span<const DeviceMove> moves,
-               bool kernels);
+               Kernels kernels);
+  int QueueSorted(Device& device, Direction direction, const SortedMoves& sorted, bool registered,
+                  Kernels kernels);
   bool QueueBatch(Direction direction, std::span<const DeviceCopy> copies,
                   CudaDriver::Handle stream);
   int QueueCopies(Direction direction, std::span<const DeviceCopy> copies,
                   CudaDriver::Handle stream) const;
   int QueuePieces(Device& device, Direction direction, std::span<const MovePiece> pieces,
-                  CudaDriver::Handle stream);
+                  Kernels kernels);
   int QueueRows(Direction direction, const DeviceMove& move, CudaDriver::Handle stream) const;
   Status MakeRoom(Lane& lane, std::uint64_t bytes);
   static void NoteReached(Lane& lane, const std::shared_ptr<Event>& event);
-  CudaDriver::Handle KernelOf(Device& device, std::uint32_t item);
   [[nodiscard]] bool AreRegistered(std::span<const DeviceMove> moves) const;
 
   const CudaDriver& driver_;
   std::atomic<bool> has_batches_{true};
-  std::atomic<bool> has_kernels_{true};
+  std::atomic<bool> lacks_kernels_{false};
   std::mutex mutex_;  // Guards devices_ and spare_.
   std::map<int, std::unique_ptr<Device>> devices_;
   std::span<std::byte> spare_;

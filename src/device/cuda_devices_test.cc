@@ -112,6 +112,35 @@ TEST(CudaDevices, MovesTheSameToMemoryThatIsNotRegistered) {
   EXPECT_GT(fake_cuda_counts().batches, before.batches) << "batches were not given up";
 }
 
+TEST(CudaDevices, ACallThatMayNotCompileCopiesByRowsUntilKernelsAreThere) {
+  const auto devices = Devices();
+  const OnDevice memory(0, Random(2).Bytes(4096));
+  const Pages host(4096);
+  ASSERT_TRUE(IsOk(devices->Register(0, host.bytes())));
+  DeviceMove samples = RunOf(0, memory.data(), host.data(), 16);
+  samples.inner = samples.count = 32;
+  samples.device_inner = samples.host_inner = 128;
+  const FakeCudaCounts before = fake_cuda_counts();
+  const auto move = [&] {
+    host.Set(std::string(4096, '.'));
+    ASSERT_TRUE(
+        IsOk(devices->Move(Direction::kToHost, {&samples, 1}, CudaDevices::Kernels::kOfBefore)));
+    for (std::size_t at = 0; at < 4096; at += 128) {
+      EXPECT_TRUE(host.content().substr(at, 16) == memory.content().substr(at, 16)) << at;
+    }
+  };
+  move();
+  EXPECT_EQ(fake_cuda_counts().modules, before.modules);
+  EXPECT_EQ(fake_cuda_counts().kernels, before.kernels);
+  EXPECT_TRUE(devices->WantsKernels(0));
+  devices->CompileKernels(0);
+  EXPECT_FALSE(devices->WantsKernels(0));
+  move();
+  EXPECT_GT(fake_cuda_counts().modules, before.modules);
+  EXPECT_EQ(fake_cuda_counts().kernels, before.kernels + 1);
+  devices->Unregister(host.data());
+}
+
 TEST(CudaDevices, CopiesRowsThatAreFurtherApartThanTheDriversPitch) {
   const auto devices = Devices();
   constexpr std::size_t kApart = std::size_t{1} << 31;

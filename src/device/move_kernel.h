@@ -38,11 +38,14 @@ static_assert(sizeof(MoveTable) == 8 + 64 * MoveTable::kMost);
 /// (y), and in it as many blocks as share a piece (x).
 inline constexpr unsigned kMoveThreads = 256;
 
+/// Sizes of elements that there are kernels for.
+inline constexpr std::array<std::uint32_t, 5> kMoveItems{16, 8, 4, 2, 1};
+
 /// Returns the name of the kernel for elements of that size, "varve_move_16".
 std::string MoveKernelName(std::uint32_t item);
 
 /// Returns the kernel for elements of that size in PTX, which the driver compiles for whatever
-/// device it has: 40 ms at the first use on a host, for it keeps the result.
+/// device it has: 40 to 120 ms at the first use on a host, for it keeps the result.
 std::string MoveKernel(std::uint32_t item);
 
 }  // namespace varve

@@ -116,7 +116,8 @@ class DeviceSamples {
   Status Flush() {
     if (!moves_.empty()) {
       VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
-      VARVE_RETURN_IF_ERROR(devices->Move(Direction::kToHost, moves_));
+      VARVE_RETURN_IF_ERROR(
+          devices->Move(Direction::kToHost, moves_, CudaDevices::Kernels::kOfBefore));
     }
     for (const Shard& shard : shards_) {
       *shard.out = HalfOf(Xxh3({block_.data() + shard.begin, shard.bytes}));
