@@ -41,7 +41,7 @@ class Loading:
         self.state = machine.state(4 * GIB, 16)
         self.destination = {name: torch.zeros_like(t) for name, t in self.state.items()}
         self.size = bytes_of(self.state)
-        self.growths: list[Growth] = []
+        self.growths: dict[str, Growth] = {}
         self.reports: dict[str, Any] = {}
 
     def timed(self, load: Callable[[State], object]) -> float:
@@ -62,7 +62,7 @@ class Loading:
             return self.timed(load)
         with growing() as growth:
             took = self.timed(load)
-        self.growths.append(growth)
+        self.growths[name] = growth
         return took
 
     def remarks(self, table: Table) -> None:
@@ -72,7 +72,11 @@ class Loading:
                 f"{getattr(p, 'name', p)} {getattr(p, 'seconds', 0):.3f}" for p in report.phases
             )
             read, device = report.bytes_read, getattr(report, "device_bytes", None)
-            table.remark(f"{name}: bytes_read {read}, device_bytes {device}; {phases}")
+            growth = self.growths[name]
+            table.remark(
+                f"{name}: bytes_read {read}, device_bytes {device}; {phases}; grew by "
+                f"{growth.host / MIB:.0f} MiB on the host, {growth.device / MIB:.0f} on the device"
+            )
 
 
 def _by_safetensors(path: Path, device: str) -> Callable[[State], None]:
@@ -175,9 +179,9 @@ def load(machine: Machine, table: Table) -> None:
         remove(path)
     _from_agent(loading, table)
     if loading.growths:
-        most = max(growth.host for growth in loading.growths) / MIB
+        most = max(growth.host for growth in loading.growths.values()) / MIB
         table.fact("loads, growth of the host's memory", most, "MiB", _MEMORY)
-        above = max(growth.device for growth in loading.growths) / size * 100
+        above = max(growth.device for growth in loading.growths.values()) / size * 100
         table.fact("loads, device memory above the destination", above, "%", 1)
     loading.remarks(table)
 

@@ -91,6 +91,7 @@ Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
                  noted);  // The other ranks count on this one by now: it fails with them.
   }
   if (WantsTornCheck(options_)) {
+    const Slice slice("take samples");
     samples_.emplace(Guarded([&] { return TornSamples::Take(session_->work().segments); }));
   }
   return Status::Ok();
@@ -101,8 +102,9 @@ void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads)
   if (samples_ && samples_->ok()) {
     (*samples_)->Wait();  // The tensors may be freed once the copy is said to have ended.
   }
-  if (!status.ok() && staged_file_ != nullptr) {
-    staged_file_->Abandon(CopyOf(status));  // In waves the writing thread may wait for more blocks.
+  if (staged_file_ != nullptr) {
+    // In waves the writing thread may wait for more blocks.
+    status.ok() ? staged_file_->SumInBackground() : staged_file_->Abandon(CopyOf(status));
   }
   AllowWriting(JobEvent::kCopyEnded, status);
 }
@@ -144,11 +146,16 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
   if (samples_) {
     VARVE_RETURN_IF_ERROR(samples_->status());
   }
-  staged_file_ = std::make_unique<StagedFile>(work.segments, work.block_bytes, std::move(memory));
   if (device_) {
     pool.TakeFromNodeOf(*device_);
+    if (pins_) {
+      memory.PinAhead(*device_, options_.overlapped);
+    }
   }
-  staged_file_->SetUpDevices(work.name_of, pins_ ? &BufferPool::Shared() : nullptr);
+  staged_file_ = std::make_unique<StagedFile>(work.segments, work.block_bytes, std::move(memory));
+  // Another process gets the sums with the copy.
+  staged_file_->SetUpDevices(work.name_of, pins_ ? &BufferPool::Shared() : nullptr,
+                             submitter_ == nullptr);
   if (staged_file_->in_waves()) {
     if (submitter_ != nullptr) {
       submitter_->Pass(static_cast<std::uint64_t>(ticket));  // A copy in waves is never whole, and

@@ -252,11 +252,14 @@ TEST(DevicePipeline, StagesByWayOfRegisteredBlocksUntilStagingMemoryIs) {
       pool->Prepare(8 * kPoolBlockBytes, 0);
       pool->WaitPrepared();
     }
-    for (BufferPool* const by : {&through, static_cast<BufferPool*>(nullptr)}) {
+    for (int way = 0; way < 4; ++way) {
+      BufferPool* const by = way % 2 == 0 ? &through : nullptr;
+      const bool sums_later = way >= 2;
       StagedFile staged(from.segments, kSum,
                         std::move(*pool->Reserve(StagedFile::BlocksFor(from.segments, kSum), {})));
-      staged.SetUpDevices({}, by);
+      staged.SetUpDevices({}, by, sums_later);
       ASSERT_TRUE(IsOk(staged.Fill(4, {})));
+      staged.SumInBackground();
       const DeviceFetch& fetch = staged.copier().fetch();
       EXPECT_EQ(fetch.device_bytes(), from.image.size());
       EXPECT_EQ(fetch.pageable_bytes(), registered || by != nullptr ? 0 : from.image.size());
@@ -266,6 +269,36 @@ TEST(DevicePipeline, StagesByWayOfRegisteredBlocksUntilStagingMemoryIs) {
       EXPECT_TRUE(std::string_view(file.content).substr(0, from.image.size()) == from.image);
       EXPECT_EQ(written->block_crc32c, from.Crcs());
     }
+  }
+}
+
+TEST(DevicePipeline, FindsAWriteToWhatWasSummedAfterTheCopy) {
+  const DeviceFile from = ManyTensors(11);
+  const auto pool = std::move(*StagingPool::Make(8 * kPoolBlockBytes));
+  auto memory = std::move(*pool->Reserve(StagedFile::BlocksFor(from.segments, kSum), {}));
+  std::byte* const first = memory.blocks().front();
+  StagedFile staged(from.segments, kSum, std::move(memory));
+  staged.SetUpDevices({}, nullptr, true);
+  ASSERT_TRUE(IsOk(staged.Fill(2, {})));
+  staged.SumInBackground();
+  MemoryFile whole;
+  ASSERT_TRUE(IsOk(staged.WriteTo(whole, 0, {.block_bytes = kSum})));  // The sums are made.
+  first[100] ^= std::byte{1};
+  MemoryFile file;
+  EXPECT_TRUE(FailsWith(staged.WriteTo(file, 0, {.block_bytes = kSum}), StatusCode::kDataLoss,
+                        {"staged bytes [0, "}));
+}
+
+TEST(DevicePipeline, AFileWhoseSumsAreStillMadeMayBeDestroyed) {
+  DeviceFile from;
+  from.Add(0, std::string(6 * kPoolBlockBytes, 'x'));
+  const auto pool = std::move(*StagingPool::Make(8 * kPoolBlockBytes));
+  for (int i = 0; i < 4; ++i) {
+    StagedFile staged(from.segments, kSum,
+                      std::move(*pool->Reserve(StagedFile::BlocksFor(from.segments, kSum), {})));
+    staged.SetUpDevices({}, nullptr, true);
+    ASSERT_TRUE(IsOk(staged.Fill(2, {})));
+    staged.SumInBackground();
   }
 }
 

@@ -3,10 +3,14 @@
 // block are still summed in file order. Staging memory that is used for the first time is not
 // registered with the driver, and registering it takes longer than the copy: bytes of a device then
 // arrive in a block of the pipelines' pool, and the pass that sums them copies them to their place.
+// Where the device reaches the place itself, that pass would only sum. Reading what has just
+// arrived takes as long as its arrival on a machine with many devices or slow memory (measured on
+// 16 cores: 4.9 GB/s a thread), so the training need not wait for it.
 
 #include "pipeline/segment_copier.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/checksum.h"
 #include "device/cuda_devices.h"
@@ -16,6 +20,17 @@ namespace {
 
 // Strided memory is copied in steps that fit the cache, then summed.
 constexpr std::uint64_t kStridedStepBytes = std::uint64_t{128} << 10;
+
+/// Copies bytes [at, at + out.size()) of a segment in host memory.
+void CopyHostPart(const FileSegment& segment, std::uint64_t at, std::span<std::byte> out) {
+  if (!segment.region) {
+    std::memcpy(out.data(), segment.literal.data() + at, out.size());
+  } else if (const auto source = segment.region->Contiguous(segment.begin + at, out.size())) {
+    StreamCopy(*source, out.data());
+  } else {
+    segment.region->CopyFromMemory(segment.begin + at, out);
+  }
+}
 
 /// Copies bytes [at, at + out.size()) of a segment and extends the checksum over them. `arrived`:
 /// where they are already, of a segment on a device; may be `out` itself.
@@ -73,6 +88,10 @@ Status SegmentCopier::Copy(std::uint64_t begin, std::span<std::byte> out,
     VARVE_ASSIGN_OR_RETURN(through, LeaseFor(segments, out));
     arrived = through.data() != nullptr ? through.data() : arrived;
     VARVE_RETURN_IF_ERROR(fetch_->Fetch(segments, at_first, {arrived, out.size()}));
+    if (sums_later_ && arrived == out.data()) {
+      CopyHostParts(begin, out);
+      return Status::Ok();
+    }
   }
   std::uint32_t crc = 0;
   std::uint64_t in_sum = 0;
@@ -94,6 +113,27 @@ Status SegmentCopier::Copy(std::uint64_t begin, std::span<std::byte> out,
     }
   }
   return Status::Ok();
+}
+
+/// Copies what segments in host memory have of the bytes from `begin` on.
+void SegmentCopier::CopyHostParts(std::uint64_t begin, std::span<std::byte> out) const {
+  for (std::size_t part = PartAt(begin); !out.empty(); ++part) {
+    const FileSegment& segment = segments_[part];
+    const std::uint64_t rest = parts_[part].end - begin;
+    const std::uint64_t step = std::min<std::uint64_t>(rest, out.size());
+    if (!segment.device && step > 0) {
+      CopyHostPart(segment, segment.bytes - rest, out.first(step));
+    }
+    begin += step;
+    out = out.subspan(step);
+  }
+}
+
+void SegmentCopier::Sum(std::span<const std::byte> bytes, std::vector<std::uint32_t>* sums) const {
+  for (std::size_t at = 0; at < bytes.size(); at += checksum_block_bytes_) {
+    const std::size_t size = std::min<std::size_t>(checksum_block_bytes_, bytes.size() - at);
+    sums->push_back(Crc32c(bytes.subspan(at, size)));
+  }
 }
 
 }  // namespace varve

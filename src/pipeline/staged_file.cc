@@ -1,7 +1,8 @@
 // Blocks get memory in file order, so that the blocks that are written next never lack memory that
 // later ones hold. The writer follows in the same order. It hashes content, which must go front to
 // back, and sums each block again. That second pass over the copy runs in the background; the pass
-// that training waits for only copies and sums.
+// that training waits for only copies and sums, and what a device copies to its place is summed
+// right after it (SumInBackground).
 //
 // Shared memory in small pages is copied once more in that pass, into a block of the buffer pool:
 // the system pins pages one by one for a direct write, which takes longer than the copy. Measured:
@@ -18,6 +19,7 @@
 #include "base/checked.h"
 #include "base/checksum.h"
 #include "base/guarded.h"
+#include "base/threads.h"
 #include "base/time_source.h"
 #include "base/trace.h"
 #include "pipeline/run_threads.h"
@@ -27,6 +29,10 @@ namespace {
 
 // A step that is hashed and then summed stays in the cache.
 constexpr std::uint64_t kInspectedStepBytes = std::uint64_t{128} << 10;
+
+/// Threads that sum what devices have copied. The file is written more slowly than one of them
+/// sums.
+constexpr int kSumThreads = 4;
 
 std::uint64_t BytesOf(std::span<const FileSegment> segments) {
   std::uint64_t bytes = 0;
@@ -129,6 +135,7 @@ StagedFile::StagedFile(std::span<const FileSegment> segments, std::uint64_t chec
       memory_(std::move(memory)),
       blocks_(BlocksFor(segments, checksum_block_bytes)),
       free_(memory_.blocks().rbegin(), memory_.blocks().rend()) {
+  unsummed_.reserve(blocks_.size());
   parts_.reserve(segments.size());
   for (const FileSegment& segment : segments) {
     bytes_ += segment.bytes;
@@ -191,6 +198,10 @@ Status StagedFile::Fill(int threads, const std::stop_token& stop,
     VARVE_RETURN_IF_ERROR(FillBlock(i, memory, &sums));
     const std::scoped_lock lock(mutex_);
     blocks_[i].memory = memory;
+    if (sums.empty()) {
+      unsummed_.push_back(i);
+      return Status::Ok();
+    }
     blocks_[i].crc32c = std::move(sums);
     blocks_[i].filled = true;
     changed_.notify_all();
@@ -206,9 +217,49 @@ Status StagedFile::Fill(int threads, const std::stop_token& stop,
     return status;
   }
   const std::scoped_lock lock(mutex_);
-  complete_ = true;
+  complete_ = unsummed_.empty();
   changed_.notify_all();
   return status;
+}
+
+void StagedFile::SumInBackground() {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (unsummed_.empty()) {
+      return;
+    }
+  }
+  const auto start = [&] {
+    summing_ = StartThread<std::jthread>([this](const std::stop_token& stop) { SumRest(stop); });
+    return Status::Ok();
+  };
+  if (IsSimulated() || !Guarded(start).ok()) {
+    SumRest({});
+  }
+}
+
+void StagedFile::SumRest(const std::stop_token& stop) {
+  std::sort(unsummed_.begin(), unsummed_.end());  // Fill has ended: they are this thread's.
+  const auto sum = [&](std::size_t i) -> Status {
+    Block& block = blocks_[unsummed_[i]];
+    const std::uint64_t size = BlockSize(unsummed_[i]);
+    const Slice slice("sum block", size);
+    std::vector<std::uint32_t> sums;
+    copier_.Sum({block.memory, size}, &sums);
+    const std::scoped_lock lock(mutex_);
+    block.crc32c = std::move(sums);
+    block.filled = true;
+    changed_.notify_all();
+    return Status::Ok();
+  };
+  Status status = Guarded([&] { return RunThreads(unsummed_.size(), kSumThreads, stop, sum); });
+  if (!status.ok()) {
+    Abandon(std::move(status));
+    return;
+  }
+  const std::scoped_lock lock(mutex_);
+  complete_ = true;
+  changed_.notify_all();
 }
 
 void StagedFile::Abandon(Status reason) {
@@ -249,6 +300,7 @@ Result<std::byte*> StagedFile::TakeMemory(std::size_t index, const std::stop_tok
 Status StagedFile::FillBlock(std::size_t index, std::byte* memory,
                              std::vector<std::uint32_t>* sums) {
   const std::uint64_t size = BlockSize(index);
+  memory_.AwaitPinned(memory);
   memory_.TakeSharedPages(memory);
   VARVE_RETURN_IF_ERROR(copier_.Copy(index * unit_bytes_, {memory, size}, sums));
   // Direct writes go out in whole pages: what follows the data in its last page must be zero.

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <span>
 #include <stop_token>
+#include <thread>
 #include <vector>
 
 #include "pipeline/file_writer.h"
@@ -41,9 +42,11 @@ class StagedFile {
   static std::size_t BlocksFor(std::span<const FileSegment> segments,
                                std::uint64_t checksum_block_bytes);
 
-  /// Sets how Fill reads segments on devices; see SegmentCopier::SetUp.
-  void SetUpDevices(std::function<std::string(std::uint32_t owner)> name_of, BufferPool* through) {
-    copier_.SetUp(std::move(name_of), through);
+  /// Sets how Fill reads segments on devices; see SegmentCopier::SetUp. With `sums_later` the
+  /// caller must call SumInBackground after a Fill that returned Ok. Not for another process.
+  void SetUpDevices(std::function<std::string(std::uint32_t owner)> name_of, BufferPool* through,
+                    bool sums_later = false) {
+    copier_.SetUp(std::move(name_of), through, sums_later && !in_waves_);
   }
   [[nodiscard]] const SegmentCopier& copier() const { return copier_; }
 
@@ -64,6 +67,11 @@ class StagedFile {
   /// reading a device.
   Status Fill(int threads, const std::stop_token& stop, const std::function<Status()>& check = {});
 
+  /// Starts a thread that makes the sums which Fill has left out; WriteTo waits for them. Where the
+  /// system starts none, makes them itself. Must be called before the copy is reported as made:
+  /// what writes to staging memory from then on is found.
+  void SumInBackground();
+
   /// Reports that Fill is not called, or does not go on, so that WriteTo does not wait for it.
   void Abandon(Status reason);
 
@@ -82,7 +90,7 @@ class StagedFile {
   /// unit_bytes_ of the file, in order; the last may be shorter.
   struct Block {
     const std::byte* memory = nullptr;  // Null while it has none.
-    bool filled = false;
+    bool filled = false;                // And summed.
     std::vector<std::uint32_t> crc32c;
     bool in_small_pages = false;  // Borrowed, and to be copied on the way.
   };
@@ -90,6 +98,7 @@ class StagedFile {
   [[nodiscard]] std::uint64_t BlockSize(std::size_t index) const;
   Result<std::byte*> TakeMemory(std::size_t index, const std::stop_token& stop);
   Status FillBlock(std::size_t index, std::byte* memory, std::vector<std::uint32_t>* sums);
+  void SumRest(const std::stop_token& stop);
   Status WaitComplete(const std::stop_token& stop);
   Result<const Block*> WaitFilled(std::size_t index, const std::stop_token& stop);
   void Written(std::size_t index);
@@ -113,9 +122,12 @@ class StagedFile {
   std::vector<Block> blocks_;
   std::vector<std::byte*> free_;
   std::size_t next_to_take_ = 0;
-  bool complete_ = false;  // Everything is filled and checked.
-  Status fill_status_;     // The error, if it never will be.
-  Status write_status_;    // The error, in waves, if no block will become free.
+  bool complete_ = false;              // Everything is filled and checked.
+  Status fill_status_;                 // The error, if it never will be.
+  Status write_status_;                // The error, in waves, if no block will become free.
+  std::vector<std::size_t> unsummed_;  // Blocks that Fill has copied and not summed.
+
+  std::jthread summing_;  // Last: it uses all of the above.
 };
 
 }  // namespace varve

@@ -5,6 +5,7 @@
 
 #include "base/events.h"
 #include "base/guarded.h"
+#include "base/trace.h"
 
 namespace varve {
 
@@ -28,6 +29,7 @@ void StagingRegistration::Cover(CudaDevices& devices, int device, std::uint64_t 
   while (covered_ < bytes) {
     const std::uint64_t size = std::min(bytes - covered_, kMostBytes);
     std::byte* const range = base_ + covered_;
+    const Slice slice("register memory", size);
     const auto begun = std::chrono::steady_clock::now();
     const Status status = Guarded([&] {
       ranges_.reserve(ranges_.size() + 1);
