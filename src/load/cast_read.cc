@@ -11,6 +11,7 @@
 #include "load/tensor_stream.h"
 #include "pipeline/buffer_pool.h"
 #include "pipeline/device_fetch.h"
+#include "pipeline/file_reader.h"
 #include "pipeline/run_threads.h"
 #include "tensor/box.h"
 #include "tensor/cast.h"
@@ -89,8 +90,8 @@ Result<std::uint64_t> ReadBatch(CheckpointReader& reader, const std::vector<Piec
                        memory->data() + piece.begin, Strides{}});
   }
   VARVE_ASSIGN_OR_RETURN(const std::uint64_t bytes, reader.ReadTensors(targets, options));
-  VARVE_RETURN_IF_ERROR(
-      RunThreads(pieces.size(), options.io_threads, options.stop, [&](std::size_t i) {
+  VARVE_RETURN_IF_ERROR(RunThreads(
+      pieces.size(), StorageThreads(options.io_threads), options.stop, [&](std::size_t i) {
         return Convert(pieces[i], std::span(*memory).subspan(pieces[i].begin, pieces[i].bytes()));
       }));
   return bytes;

@@ -189,7 +189,7 @@ Result<std::vector<std::string>> CheckpointReader::Impl::ReadExtents(
       wanted.insert(extent.file);
     }
   }
-  VARVE_RETURN_IF_ERROR(files.OpenAll(wanted, options.io_threads, stop));
+  VARVE_RETURN_IF_ERROR(files.OpenAll(wanted, StorageThreads(options.io_threads), stop));
   for (std::size_t i = 0; i < extents.size(); ++i) {
     VARVE_RETURN_IF_ERROR(CheckStop(stop));
     if (extents[i].encoding == Encoding::kInline) {
@@ -432,7 +432,7 @@ Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor
   }
   VARVE_ASSIGN_OR_RETURN(const auto reads, PlanLoad(metadata(), items));
   VARVE_ASSIGN_OR_RETURN(const auto sources,
-                         impl_->Resolve(reads, options.io_threads, options.stop));
+                         impl_->Resolve(reads, StorageThreads(options.io_threads), options.stop));
   // Of a tensor on a device whose stored bytes are not its elements: read apart.
   std::set<std::uint32_t> by_host;
   for (std::size_t i = 0; i < reads.size(); ++i) {
@@ -453,7 +453,8 @@ Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor
       wanted.insert(metadata().tensors[reads[i].tensor].chunks[reads[i].chunk].extent.file);
     }
   }
-  VARVE_RETURN_IF_ERROR(impl_->files.OpenAll(wanted, options.io_threads, options.stop));
+  VARVE_RETURN_IF_ERROR(
+      impl_->files.OpenAll(wanted, StorageThreads(options.io_threads), options.stop));
   for (std::size_t i = 0; i < reads.size(); ++i) {
     if (sources[i].unpacked || by_host.contains(reads[i].item)) {
       continue;

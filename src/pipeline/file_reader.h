@@ -48,9 +48,12 @@ struct FileReads {
   std::vector<RecordSum> records;  ///< Disjoint; the same one may be there several times.
 };
 
+/// Returns how many threads read from storage where `wanted` have been asked for; 0: no number.
+inline int StorageThreads(int wanted) { return wanted > 0 ? wanted : 8; }
+
 struct ReadFilesOptions {
   std::uint64_t max_gap_bytes = std::uint64_t{64} << 10;
-  int threads = 8;
+  int threads = 0;  ///< As LoadOptions::io_threads.
   /// Names an owner in messages.
   std::function<std::string(std::uint32_t)> owner_name;
   std::function<void(std::uint64_t)> on_read;  ///< Bytes just read; from reader threads.
