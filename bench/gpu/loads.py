@@ -6,6 +6,7 @@ import importlib
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +56,15 @@ class Loading:
         """Times varve.torch.load. Watches the memory at the first of a name, which is slower."""
         import varve.torch
 
-        def load(state: State) -> None:
-            self.reports[name] = varve.torch.load(state, path, **options)
+        watched = name not in self.reports
 
-        if name in self.reports:
-            return self.timed(load)
-        with growing() as growth:
-            took = self.timed(load)
-        self.growths[name] = growth
-        return took
+        def load(state: State) -> None:
+            with growing() if watched else nullcontext() as growth:
+                self.reports[name] = varve.torch.load(state, path, **options)
+            if growth is not None:  # Comparing takes memory of its own.
+                self.growths[name] = growth
+
+        return self.timed(load)
 
     def remarks(self, table: Table) -> None:
         """Prints the phases of the last load of each kind."""

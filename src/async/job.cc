@@ -148,9 +148,6 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
   }
   if (device_) {
     pool.TakeFromNodeOf(*device_);
-    if (pins_) {
-      memory.PinAhead(*device_, options_.overlapped);
-    }
   }
   staged_file_ = std::make_unique<StagedFile>(work.segments, work.block_bytes, std::move(memory));
   // Another process gets the sums with the copy.

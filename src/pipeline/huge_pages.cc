@@ -107,6 +107,7 @@ std::byte* MapForHugePages(std::uint64_t bytes, int protection, int fd) {
 }
 
 void TakePages(std::span<std::byte> memory) {
+  Touch(memory, kHugePageBytes);
   if (::madvise(memory.data(), memory.size(), kMadvPopulateWrite) != 0) {
     Touch(memory, PageBytes());
   }

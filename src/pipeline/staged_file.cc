@@ -300,7 +300,6 @@ Result<std::byte*> StagedFile::TakeMemory(std::size_t index, const std::stop_tok
 Status StagedFile::FillBlock(std::size_t index, std::byte* memory,
                              std::vector<std::uint32_t>* sums) {
   const std::uint64_t size = BlockSize(index);
-  memory_.AwaitPinned(memory);
   memory_.TakeSharedPages(memory);
   VARVE_RETURN_IF_ERROR(copier_.Copy(index * unit_bytes_, {memory, size}, sums));
   // Direct writes go out in whole pages: what follows the data in its last page must be zero.

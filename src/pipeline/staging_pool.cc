@@ -5,7 +5,6 @@
 #include <cstring>
 #include <limits>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include <fcntl.h>
@@ -16,6 +15,7 @@
 #include "base/guarded.h"
 #include "base/threads.h"
 #include "base/time_source.h"
+#include "device/pinned_memory.h"
 #include "pipeline/huge_pages.h"
 #include "pipeline/memory_limits.h"
 #include "pipeline/run_threads.h"
@@ -30,13 +30,8 @@ constexpr int kMostRefusals = 16;
 /// 0.35 s with sixteen, which training would miss.
 constexpr int kPrepareThreads = 4;
 
-/// Threads that take memory which a save waits for. Measured there: 8 threads take 8 GiB as fast
-/// as 16, in 0.33 s; the driver registers them in 0.2 s, whatever the number of threads.
-constexpr int kMostPinThreads = 16;
-/// Ranges that a save's memory is registered in, and the smallest of them: the copy to one runs
-/// beside the taking of the next, so the last one alone is waited for.
-constexpr std::uint64_t kPinRanges = 16;
-constexpr std::uint64_t kLeastPinBytes = std::uint64_t{64} << 20;
+/// Memory for samples that is registered ahead, at most.
+constexpr std::uint64_t kMostForSamples = std::uint64_t{16} << 20;
 
 /// Returns the error that there is no staging memory; it names the option that asks for less.
 Status Refused(const char* what, std::uint64_t bytes, int error) {
@@ -191,12 +186,10 @@ Result<StagingPool::Reservation> StagingPool::Reserve(Ticket ticket, std::size_t
     blocks.push_back(free_.back());
     free_.pop_back();
   }
-  Cold cold{cold_, cold_};
   while (blocks.size() < wanted) {
     blocks.push_back(base_ + cold_++ * kPoolBlockBytes);
   }
-  cold.end = cold_;
-  return Reservation(this, std::move(blocks), cold);
+  return Reservation(this, std::move(blocks));
 }
 
 void StagingPool::Release(std::span<std::byte* const> blocks) {
@@ -256,12 +249,12 @@ void StagingPool::Populate(std::size_t limit, const std::stop_token& stop) {
   });
 }
 
-bool StagingPool::InBackground(bool wait, std::function<void(const std::stop_token&)> work) {
+void StagingPool::InBackground(bool wait, std::function<void(const std::stop_token&)> work) {
   std::unique_lock lock(preparing_mutex_, std::defer_lock);
   if (wait) {
     lock.lock();
   } else if (!lock.try_lock() || is_preparing_) {
-    return false;  // Somebody waits for the thread, or it is at work.
+    return;  // Somebody waits for the thread, or it is at work.
   }
   if (preparing_.joinable()) {
     preparing_.join();
@@ -282,8 +275,17 @@ bool StagingPool::InBackground(bool wait, std::function<void(const std::stop_tok
   if (!started.ok()) {
     is_preparing_ = false;
   }
-  return started.ok();
 }
+
+namespace {
+
+/// Registers what samples of that many bytes on a device need, before and after a copy, so that the
+/// call of the first overlapped save does not.
+void KeepMemoryForSamples(CudaDevices& devices, int device, std::uint64_t bytes) {
+  (void)PinnedMemory::Make(devices, device, std::min(bytes / 1024, kMostForSamples));
+}
+
+}  // namespace
 
 void StagingPool::Prepare(std::uint64_t bytes, std::optional<int> pin_for) {
   const std::size_t limit = std::min<std::size_t>(DivideUp(bytes, kPoolBlockBytes), block_count_);
@@ -296,89 +298,9 @@ void StagingPool::Prepare(std::uint64_t bytes, std::optional<int> pin_for) {
     if (devices.ok() && !stop.stop_requested()) {
       registration_->Cover(**devices, *pin_for, limit * kPoolBlockBytes, false);
       (*devices)->CompileKernels(*pin_for);
+      KeepMemoryForSamples(**devices, *pin_for, limit * kPoolBlockBytes);
     }
   });
-}
-
-void StagingPool::PinAhead(Cold cold, int device, bool sparingly) {
-  const std::uint64_t end = (cold.begin < cold.end ? cold.end : warm_blocks()) * kPoolBlockBytes;
-  const auto devices = CudaDevices::Get();
-  if (!devices.ok() || IsSimulated() || !registration_->Wants(end) || !BeginPinning(end)) {
-    return;
-  }
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  const int threads = sparingly ? kPrepareThreads : std::clamp(cores, 1, kMostPinThreads);
-  const auto pin = [this, &devices = **devices, device, cold, end,
-                    threads](const std::stop_token& stop) {
-    (void)Guarded([&] {
-      TakeAndPin(devices, device, cold, end, threads, stop);
-      return Status::Ok();
-    });
-    EndPinning();
-    if (!stop.stop_requested()) {
-      devices.CompileKernels(device);
-    }
-  };
-  if (!InBackground(false, pin)) {
-    EndPinning();
-  }
-}
-
-/// Returns false where another save's memory is being registered.
-bool StagingPool::BeginPinning(std::uint64_t end) {
-  const std::scoped_lock lock(mutex_);
-  if (pinning_end_ != 0) {
-    return false;
-  }
-  pinned_end_ = registration_->covered();
-  pinning_end_ = end;
-  return true;
-}
-
-void StagingPool::NotePinned(std::uint64_t end) {
-  const std::scoped_lock lock(mutex_);
-  pinned_end_ = end;
-  changed_.notify_all();
-}
-
-void StagingPool::EndPinning() {
-  const std::scoped_lock lock(mutex_);
-  pinning_end_ = 0;
-  changed_.notify_all();
-}
-
-/// Takes cold blocks and registers everything, range after range; each is registered on another
-/// thread while the next is taken. Blocks that are not cold have their pages, and may be in use.
-void StagingPool::TakeAndPin(CudaDevices& devices, int device, Cold cold, std::uint64_t end,
-                             int threads, const std::stop_token& stop) {
-  const std::uint64_t begin = registration_->covered();
-  const std::uint64_t step = std::clamp(RoundUp((end - begin) / kPinRanges, kPoolBlockBytes),
-                                        kLeastPinBytes, StagingRegistration::kMostBytes);
-  std::jthread pinning;
-  for (std::uint64_t at = begin; at < end && !stop.stop_requested(); at += step) {
-    const std::uint64_t to = std::min(at + step, end);
-    const std::size_t first = std::max<std::size_t>(at / kPoolBlockBytes, cold.begin);
-    const std::size_t last = std::min<std::size_t>(to / kPoolBlockBytes, cold.end);
-    (void)RunThreads(last > first ? last - first : 0, threads, stop, [&](std::size_t i) {
-      std::byte* const block = base_ + (first + i) * kPoolBlockBytes;
-      TakeSharedPages(block);
-      TakePages({block, kPoolBlockBytes});  // Shared memory has its own pages by now.
-      return Status::Ok();
-    });
-    if (pinning.joinable()) {
-      pinning.join();
-    }
-    pinning = StartThread<std::jthread>([this, &devices, device, to] {
-      registration_->Cover(devices, device, to, false);
-      NotePinned(to);
-    });
-  }
-}
-
-void StagingPool::AwaitPinned(const std::byte* block) {
-  const auto offset = static_cast<std::uint64_t>(block - base_);
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return offset < pinned_end_ || offset >= pinning_end_; });
 }
 
 void StagingPool::PinUsed(int device) {

@@ -38,24 +38,15 @@ class StagingPool {
   StagingPool& operator=(const StagingPool&) = delete;
   ~StagingPool();
 
-  /// Numbers [begin, end) of blocks that had never been used.
-  struct Cold {
-    std::size_t begin = 0;
-    std::size_t end = 0;
-  };
-
   /// Blocks that belong to one save. Gives them back when destroyed. Move-only.
   class Reservation {
    public:
     Reservation() = default;
     Reservation(Reservation&& other) noexcept
-        : pool_(std::exchange(other.pool_, nullptr)),
-          blocks_(std::move(other.blocks_)),
-          cold_(other.cold_) {}
+        : pool_(std::exchange(other.pool_, nullptr)), blocks_(std::move(other.blocks_)) {}
     Reservation& operator=(Reservation&& other) noexcept {
       std::swap(pool_, other.pool_);
       std::swap(blocks_, other.blocks_);
-      std::swap(cold_, other.cold_);
       return *this;
     }
     Reservation(const Reservation&) = delete;
@@ -70,14 +61,6 @@ class StagingPool {
     /// Takes pages from the system for one of blocks() of shared memory. Must be called before the
     /// block is written to, and not by two threads at once for one block.
     void TakeSharedPages(std::byte* block) const { pool_->TakeSharedPages(block); }
-    /// Begins to take the memory of those blocks that were never used, and to register all that has
-    /// been for copies from that device, where there is much that is not: a first save copies to
-    /// one range while the next is taken. `sparingly`: on few threads, for training goes on
-    /// meanwhile. Does nothing while other work runs in the background; that save's bytes pass
-    /// through other blocks.
-    void PinAhead(int device, bool sparingly) const { pool_->PinAhead(cold_, device, sparingly); }
-    /// Waits until the driver has registered the block, or refused to, if PinAhead has begun it.
-    void AwaitPinned(const std::byte* block) const { pool_->AwaitPinned(block); }
     /// Returns whether TakeSharedPages got huge pages for the block.
     [[nodiscard]] bool HasHugePages(const std::byte* block) const {
       return pool_->pages_[NumberOf(block)] == Pages::kHuge;
@@ -85,11 +68,10 @@ class StagingPool {
 
    private:
     friend class StagingPool;
-    Reservation(StagingPool* pool, std::vector<std::byte*> blocks, Cold cold)
-        : pool_(pool), blocks_(std::move(blocks)), cold_(cold) {}
+    Reservation(StagingPool* pool, std::vector<std::byte*> blocks)
+        : pool_(pool), blocks_(std::move(blocks)) {}
     StagingPool* pool_ = nullptr;
     std::vector<std::byte*> blocks_;
-    Cold cold_;
   };
 
   /// A place in the queue for memory. Each must be given to Reserve, once.
@@ -118,7 +100,9 @@ class StagingPool {
   void Prepare(std::uint64_t bytes, std::optional<int> pin_for = {});
 
   /// Begins to register the memory that has been used, in the background, where there is much that
-  /// is not. Has the device's kernels compiled there, too.
+  /// is not: registering takes longer than a copy, and both suffer where memory is registered and
+  /// taken at once, so the first save does not wait for it. Has the device's kernels compiled
+  /// there, too.
   void PinUsed(int device);
 
   /// Has memory that is not used yet taken from the NUMA node of that device. The first call
@@ -148,20 +132,12 @@ class StagingPool {
     return static_cast<std::uint64_t>(address - base_) / kPoolBlockBytes;
   }
   void TakeSharedPages(std::byte* block);
-  void AwaitPinned(const std::byte* block);
-  void PinAhead(Cold cold, int device, bool sparingly);
-  bool BeginPinning(std::uint64_t end);
-  void NotePinned(std::uint64_t end);
-  void EndPinning();
-  void TakeAndPin(CudaDevices& devices, int device, Cold cold, std::uint64_t end, int threads,
-                  const std::stop_token& stop);
   void Release(std::span<std::byte* const> blocks);
   /// Returns a block that has not been used yet; nothing when `limit` are in use or ready.
   std::optional<std::size_t> TakeCold(std::size_t limit);
   void Populate(std::size_t limit, const std::stop_token& stop);
-  /// Runs `work` on the background thread, if that is free or after it is with `wait`. Returns
-  /// whether it will run.
-  bool InBackground(bool wait, std::function<void(const std::stop_token&)> work);
+  /// Runs `work` on the background thread, if that is free or after it is with `wait`.
+  void InBackground(bool wait, std::function<void(const std::stop_token&)> work);
 
   std::byte* const base_;
   const std::size_t block_count_;
@@ -176,9 +152,7 @@ class StagingPool {
   std::uint64_t next_ticket_ = 0;
   std::uint64_t serving_ = 0;
   std::uint64_t pokes_ = 0;
-  std::set<Ticket> left_;          // Whose holders no longer wait.
-  std::uint64_t pinned_end_ = 0;   // PinAhead is at work from here
-  std::uint64_t pinning_end_ = 0;  // to here: offsets from the base.
+  std::set<Ticket> left_;  // Whose holders no longer wait.
   std::unique_ptr<StagingRegistration> registration_;
   std::once_flag node_chosen_;
   std::mutex preparing_mutex_;  // Guards the thread.

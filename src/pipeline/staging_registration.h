@@ -35,8 +35,6 @@ class StagingRegistration {
 
   /// Returns true where Cover would register something. Does not wait for one that is under way.
   [[nodiscard]] bool Wants(std::uint64_t bytes) const;
-  /// Returns how many bytes from the beginning on Cover has tried to register.
-  [[nodiscard]] std::uint64_t covered() const { return covered_; }
 
   [[nodiscard]] StagingMemory report() const;
   void SetNode(std::optional<int> node);
