@@ -396,16 +396,20 @@ bool IsTensor(const std::string& fqn, const std::vector<Shard>& shards, const Al
 }
 
 Result<Bytes> MergedStructure(const std::vector<LocalPlan>& plans) {
-  std::vector<Value> values;
-  std::set<std::string_view> seen;  // SPMD jobs have one structure: decode it once.
+  std::set<std::string_view> seen;
+  std::vector<std::string_view> different;  // In the order of the ranks.
   for (const LocalPlan& plan : plans) {
     if (!plan.structure.empty() && seen.insert(plan.structure).second) {
-      VARVE_ASSIGN_OR_RETURN(Value value, DecodeValue(plan.structure));
-      values.push_back(std::move(value));
+      different.emplace_back(plan.structure);
     }
   }
-  if (values.empty()) {
-    return Bytes();
+  if (different.size() <= 1) {  // That of SPMD jobs is taken as it is.
+    return different.empty() ? Bytes() : Bytes(different.front());
+  }
+  std::vector<Value> values;
+  for (const std::string_view structure : different) {
+    VARVE_ASSIGN_OR_RETURN(Value value, DecodeValue(structure));
+    values.push_back(std::move(value));
   }
   VARVE_ASSIGN_OR_RETURN(const Value merged, MergeStructures(values));
   return EncodeValue(merged);

@@ -128,7 +128,7 @@ class CoordinatedSave final : public SaveSession {
     settled_.identity.world_size = static_cast<std::uint32_t>(coordinator.size());
     // A failure is this rank's alone: Write reports it to the others.
     prepared_ = Guarded([&] {
-      VARVE_RETURN_IF_ERROR(TakeAssignment(*reply));
+      VARVE_RETURN_IF_ERROR(coordinator.is_coordinator() ? Status::Ok() : TakeAssignment(*reply));
       return Prepare();
     });
     return Status::Ok();
@@ -200,10 +200,12 @@ class CoordinatedSave final : public SaveSession {
       VARVE_RETURN_IF_ERROR(AddFingerprints(*state_, options_.check_replicas, &settled_.plan));
     }
     const auto terms = TermsOf(options_, path_, coordinator.size(), claim_ == Claim::kApart);
-    return EncodeTerms(terms, EncodeLocalPlan(settled_.plan));
+    // The coordinator's own plan and share go the short way.
+    return EncodeTerms(terms,
+                       coordinator.is_coordinator() ? Bytes() : EncodeLocalPlan(settled_.plan));
   }
 
-  /// Decodes the share that exchange A has given this rank.
+  /// Decodes the share that exchange A has given this rank, which is not the coordinator.
   Status TakeAssignment(std::string_view reply) {
     FileIdentity& identity = settled_.identity;
     VARVE_ASSIGN_OR_RETURN(SaveShare share, DecodeFields<SaveShare>(reply));
@@ -220,8 +222,9 @@ class CoordinatedSave final : public SaveSession {
   /// Settles the plan, on the coordinator within exchange A.
   Result<std::vector<std::string>> Settle(std::vector<std::string> encoded) {
     VARVE_RETURN_IF_ERROR(AgreeOnTerms(&encoded));
-    for (const std::string& bytes : encoded) {
-      VARVE_ASSIGN_OR_RETURN(LocalPlan plan, DecodeLocalPlan(bytes));
+    settled_.plans.push_back(settled_.plan);
+    for (std::size_t rank = 1; rank < encoded.size(); ++rank) {
+      VARVE_ASSIGN_OR_RETURN(LocalPlan plan, DecodeLocalPlan(encoded[rank]));
       settled_.plans.push_back(std::move(plan));
     }
     encoded.clear();
@@ -231,11 +234,7 @@ class CoordinatedSave final : public SaveSession {
         varve::Settle(settled_.plans, keeps ? Differing::kKeep : Differing::kFirst));
     VARVE_RETURN_IF_ERROR(CheckReplicasAgree());
     FileIdentity& identity = settled_.identity;
-    if (options_.save_id) {
-      identity.save_id = *options_.save_id;
-    } else {
-      VARVE_ASSIGN_OR_RETURN(identity.save_id, RandomSaveId());
-    }
+    VARVE_ASSIGN_OR_RETURN(identity.save_id, options_.save_id ? *options_.save_id : RandomSaveId());
     identity.created_ns = UnixTimeNs();
     identity.block_bytes = options_.block_bytes;
     identity.world_size = static_cast<std::uint32_t>(settled_.plans.size());
@@ -243,19 +242,19 @@ class CoordinatedSave final : public SaveSession {
     std::vector<Bytes> placements(settled_.plans.size());
     if (format().place != nullptr) {
       VARVE_ASSIGN_OR_RETURN(placements, format().place(&settled_));
-      settled_.placement = placements[0];  // The coordinator is rank 0.
     }
-    const bool joins = format().joined != nullptr && format().joined->is_needed(settled_);
+    settled_.joins = format().joined != nullptr && format().joined->is_needed(settled_);
     if (claim_ == Claim::kWithPlan) {
       VARVE_RETURN_IF_ERROR(ClaimName());
     }
-    const std::string claim = commit_ == nullptr ? "" : commit_->claim();
-    std::vector<std::string> replies;
-    replies.reserve(settled_.settled.ranks.size());
-    for (std::size_t rank = 0; rank < placements.size(); ++rank) {
-      replies.push_back(EncodeFields(SaveShare{identity.save_id, identity.created_ns,
-                                               identity.block_bytes, settled_.settled.ranks[rank],
-                                               std::move(placements[rank]), joins, claim}));
+    settled_.claim = commit_ == nullptr ? "" : commit_->claim();
+    settled_.assignment = settled_.settled.ranks[0];
+    settled_.placement = std::move(placements[0]);
+    std::vector<std::string> replies(placements.size());
+    for (std::size_t rank = 1; rank < placements.size(); ++rank) {
+      replies[rank] = EncodeFields(SaveShare{
+          identity.save_id, identity.created_ns, identity.block_bytes, settled_.settled.ranks[rank],
+          std::move(placements[rank]), settled_.joins, settled_.claim});
     }
     return replies;
   }
