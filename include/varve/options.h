@@ -178,7 +178,7 @@ struct ResizedTensor {
 struct LoadReport {
   std::uint64_t loaded = 0;        ///< Tensors and plain values that this rank has loaded.
   std::uint64_t bytes_read = 0;    ///< Of tensors; whole checksum blocks.
-  std::uint64_t device_bytes = 0;  ///< Copied to CUDA devices as stored: not by `cast`.
+  std::uint64_t device_bytes = 0;  ///< Copied to CUDA devices by the engine.
   CopiedAhead copied_ahead{};      ///< The LoadRequest's.
   double seconds = 0;
   std::vector<std::string> missing;      ///< Wanted by some rank, not in the checkpoint.

@@ -15,6 +15,7 @@
 #include "bound.h"
 #include "interruptible.h"
 #include "pipeline/host_buffer.h"
+#include "pipeline/host_copies.h"
 #include "varve/agent.h"
 
 #ifdef Py_LIMITED_API
@@ -200,6 +201,30 @@ void BindAsync(nb::module_& parent) {
             RaiseIfError(status);
           },
           nb::arg("copies"));
+  module.def(
+      "copy_devices",
+      [](bool to_host, const nb::list& copies) {
+        std::vector<HostAndDevice> pairs;
+        pairs.reserve(nb::len(copies));
+        for (const nb::handle copy : copies) {
+          const auto memory = [&](int at) {
+            return static_cast<std::byte*>(
+                MemoryAt(nb::cast<std::uintptr_t>(nb::object(copy[at]))));
+          };
+          const nb::object cuda = nb::object(copy[3]);
+          pairs.push_back({memory(0), memory(1), nb::cast<std::uint64_t>(nb::object(copy[2])),
+                           nb::cast<int>(nb::object(cuda[0])),
+                           MemoryAt(nb::cast<std::uintptr_t>(nb::object(cuda[1])))});
+        }
+        Status status;
+        {
+          const GilReleased release;
+          status = CopyByBlocks(to_host ? Direction::kToHost : Direction::kToDevice, pairs,
+                                BufferPool::Shared());
+        }
+        RaiseIfError(status);
+      },
+      nb::arg("to_host"), nb::arg("copies"));
   nb::class_<AsyncSaveHandle>(module, "AsyncSaveHandle")
       .def_prop_ro("agreed", [](const AsyncSaveHandle& self) { return self.agreed(); })
       .def_prop_ro("differing_tensors",

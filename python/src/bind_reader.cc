@@ -41,8 +41,7 @@ Attributes:
     loaded: Tensors and plain values that this rank has got.
     bytes_read: From storage, by this rank; whole checksum blocks.
     bytes_from_agent: Of these, the bytes that came from the memory of this node's agent.
-    device_bytes: Bytes that the engine copied to CUDA devices as they are stored: not those that `cast`
-        converts.
+    device_bytes: Bytes that the engine copied to CUDA devices, as their tensors hold them.
     copied_ahead: CopiedAhead: the tensors on devices that torch filled from the CPU, one at a time.
     seconds: From the agreement of the ranks until all had read.
     missing: Names that some rank wanted and the checkpoint does not have.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -16,9 +18,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import varve.olmo as olmo
+from varve.olmo import _gathered, _sharded
 
 CPU = torch.device("cpu")
 CHECKPOINTERS = {
@@ -144,6 +148,38 @@ def truth(model: nn.Module, optim: torch.optim.Optimizer) -> bytes:
     file = io.BytesIO()
     torch.save(states, file)
     return file.getvalue()
+
+
+def shards_in(state: Any) -> list[torch.Tensor]:
+    """The parts that a rank holds of the sharded tensors of a state."""
+    if isinstance(state, dict):
+        return [shard for item in state.values() for shard in shards_in(item)]
+    if isinstance(state, ShardedTensor):
+        return [shard.tensor for shard in state.local_shards()]
+    return [state._local_tensor] if isinstance(state, DTensor) else []
+
+
+def copied_shards(rank: int, size: int) -> list[list[Any]]:
+    """Of several kinds: which of FSDP's shards went through `on_host`, and whether they are torch's."""
+    out = []
+    on_host, with_engine = _gathered.on_host, _sharded.shards_on_host
+    for kind in ("fsdp1", "flat", "hybrid"):
+        model, optim = trained(kind, size)
+        copied: list[torch.Tensor] = []
+
+        def noted(tensor: torch.Tensor, into: Any = copied) -> torch.Tensor:
+            into.append(on_host(tensor))
+            return into[-1]  # type: ignore[no-any-return]
+
+        _gathered.on_host = noted
+        found = shards_in(_sharded._sharded_state(model, optim))
+        _sharded.shards_on_host = contextlib.nullcontext  # type: ignore[assignment]
+        wanted = shards_in(_sharded._sharded_state(model, optim))
+        _sharded.shards_on_host = with_engine
+        same = all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+        passed = {tensor.data_ptr() for tensor in copied}
+        out.append([kind, len(found) > 0, same, all(shard.data_ptr() in passed for shard in found)])
+    return out
 
 
 def state_of_trainer(rank: int) -> dict[str, Any]:

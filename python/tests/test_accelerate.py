@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 if not os.environ.get("VARVE_REQUIRE_BUILD"):
     pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -24,6 +25,7 @@ from accelerate_jobs import (
     through_fsdp_functions,
     two_epochs,
 )
+from frameworks import forget_the_default_device
 from ranks import collect, run_ranks
 
 import varve
@@ -57,6 +59,21 @@ def test_a_loaded_loop_goes_on_with_the_same_batches_dropout_and_losses(
     assert again.schedule.get_last_lr() == [pytest.approx(0.01 * 0.9**8)]
     assert again.epoch() == losses
     assert_equal(again.weights(), loop.weights())
+
+
+def test_the_optimizers_state_is_made_beside_its_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop()
+    loop.epoch()
+    loop.checkpoints.save_state(tmp_path / "one").result()
+    again = Loop()
+    elsewhere = forget_the_default_device(monkeypatch)
+    again.checkpoints.load_state(tmp_path / "one")
+    assert [name for name in elsewhere if not name.endswith(".step")] == []
+    made = again.accelerator._optimizers[0].state_dict()["state"]
+    wanted = loop.accelerator._optimizers[0].state_dict()["state"]
+    assert all(torch.equal(made[at]["exp_avg"], wanted[at]["exp_avg"]) for at in wanted)
 
 
 def test_install_makes_the_accelerators_own_methods_save_and_load(tmp_path: Path) -> None:

@@ -115,6 +115,12 @@ def test_flat_parameters_without_the_original_ones(tmp_path: Path) -> None:
             assert torch.equal(found["model"][name], tensor), name
 
 
+@pytest.mark.slow
+def test_the_engine_copies_fsdps_shards_and_they_are_torchs() -> None:
+    for kinds in run_ranks(4, jobs.copied_shards):
+        assert kinds == [[kind, True, True, True] for kind in ("fsdp1", "flat", "hybrid")]
+
+
 def test_one_process_needs_no_torch_distributed(tmp_path: Path) -> None:
     model, optim = jobs.trained("plain", 1)
     for layout, kind in jobs.CHECKPOINTERS.items():

@@ -22,6 +22,7 @@ if not os.environ.get("VARVE_REQUIRE_BUILD"):
     pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 import transformers
+from frameworks import forget_the_default_device
 from ranks import collect, run_ranks
 from transformers import AutoModelForCausalLM, EarlyStoppingCallback, Trainer, TrainerCallback
 from transformers_jobs import Tokens, losses_of, tiny, train, trainer_of
@@ -137,6 +138,16 @@ def test_a_resumed_run_has_the_losses_and_weights_of_an_uninterrupted_one(
     resumed.train(resume_from_checkpoint=True)
     assert losses_of(resumed) == losses_of(reference[1])
     assert_equal(weights_of(resumed), weights_of(reference[1]))
+
+
+def test_the_optimizers_state_is_made_beside_its_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer_of(tmp_path, 4).train()
+    resumed = trainer_of(tmp_path, 5)
+    elsewhere = forget_the_default_device(monkeypatch)
+    resumed.train(resume_from_checkpoint=True)
+    assert [name for name in elsewhere if not name.endswith(".step")] == []
 
 
 def test_damaged_and_incomplete_checkpoints_are_passed_over_with_a_warning_and_saved_again(

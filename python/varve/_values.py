@@ -231,10 +231,19 @@ def _torch_parts(value: Any, path: str) -> tuple[int, bytes, list[Any]] | None:
                 f'"{path}": this kind of {kind.__name__} inside a tuple, set or list of plain values is not '
                 "stored; keep it in a dict, or in a list of tensors"
             )
-        plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        plain = _on_host(value).resolve_conj().resolve_neg().contiguous()
         raw = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
         return TENSOR, raw, [str(value.dtype).removeprefix("torch."), tuple(value.shape)]
     return None
+
+
+def _on_host(tensor: Any) -> Any:
+    """Returns a tensor of torch detached and on the CPU."""
+    if tensor.is_cpu:
+        return tensor.detach()
+    from varve.torch._devices import on_host
+
+    return on_host(tensor)
 
 
 def mapping_from_parts(kind: int, text: bytes, entries: dict[Any, Any]) -> Any:

@@ -25,13 +25,12 @@
 #include "device/cuda_devices.h"
 
 #include <algorithm>
-#include <cctype>
-#include <fstream>
+#include <iterator>
 #include <new>
-#include <optional>
 #include <string>
 #include <utility>
 
+#include "base/guarded.h"
 #include "device/cuda_event.h"
 
 namespace varve {
@@ -54,8 +53,6 @@ constexpr std::size_t kMostBlocksOfPiece = 8;
 /// No error of the driver's: there is no kernel for these pieces.
 constexpr int kNoKernel = -1;
 
-constexpr std::uint64_t kMostSpareBytes = std::uint64_t{32} << 20;
-
 }  // namespace
 
 /// The last event of each device.
@@ -67,6 +64,9 @@ class CudaDevices::Work {
     std::string what;
   };
   explicit Work(const CudaDriver& used) : driver(used) {}
+  /// Waits for all parts. Needs no memory. Returns the first that failed, null where none did, and
+  /// its error.
+  [[nodiscard]] std::pair<const Part*, int> Reach() const noexcept;
   const CudaDriver& driver;
   std::vector<Part> parts;
 };
@@ -140,6 +140,9 @@ Status CudaDevices::Move(Direction direction, std::span<const DeviceMove> moves,
 Result<std::shared_ptr<const CudaDevices::Work>> CudaDevices::Queue(
     Direction direction, std::span<const DeviceMove> moves, Kernels kernels) {
   auto work = std::make_shared<Work>(driver_);
+  // Where this returns an error or throws, what was queued on other devices is under way.
+  const auto reach = [](const Work* queued) { (void)queued->Reach(); };
+  std::unique_ptr<const Work, decltype(reach)> unfinished(work.get(), reach);
   while (!moves.empty()) {
     const int ordinal = moves.front().device;
     const auto end = std::find_if(moves.begin(), moves.end(),
@@ -157,26 +160,32 @@ Result<std::shared_ptr<const CudaDevices::Work>> CudaDevices::Queue(
       VARVE_ASSIGN_OR_RETURN(part.done, QueueOn(*device, direction, of_device, kernels));
       return Status::Ok();
     };
-    Status queued = queue();
-    if (!queued.ok()) {
-      (void)Wait(*work);  // What was queued on other devices is under way.
-      return queued.Annotate(what);
-    }
+    VARVE_RETURN_IF_ERROR(queue().Annotate(what));
     work->parts.push_back(std::move(part));
   }
+  (void)unfinished.release();
   return std::shared_ptr<const Work>(std::move(work));
 }
 
-Status CudaDevices::Wait(const Work& work) {
-  Status first;
-  for (const Work::Part& part : work.parts) {
-    Status status = work.driver.Check(part.done->Wait(), part.what);
+std::pair<const CudaDevices::Work::Part*, int> CudaDevices::Work::Reach() const noexcept {
+  std::pair<const Part*, int> first{nullptr, 0};
+  for (const Part& part : parts) {
+    const int error = part.done->Wait();
     NoteReached(*part.lane, part.done);
-    if (first.ok()) {
-      first = std::move(status);
+    if (error != 0 && first.first == nullptr) {
+      first = {&part, error};
     }
   }
   return first;
+}
+
+Status CudaDevices::Wait(const Work& work) noexcept {
+  const auto [failed, error] = work.Reach();
+  if (failed == nullptr) {
+    return Status::Ok();
+  }
+  return Guarded(
+      [&, part = failed, number = error] { return work.driver.Check(number, part->what); });
 }
 
 Status CudaDevices::MakeRoom(Lane& lane, std::uint64_t bytes) {
@@ -199,19 +208,17 @@ Status CudaDevices::MakeRoom(Lane& lane, std::uint64_t bytes) {
 
 /// Forgets a part of a lane that has been reached, and those before it: the stream takes them in
 /// order.
-void CudaDevices::NoteReached(Lane& lane, const std::shared_ptr<Event>& event) {
-  std::deque<Queued> reached;  // Destroyed without the lock: an event calls the driver then.
+void CudaDevices::NoteReached(Lane& lane, const std::shared_ptr<Event>& event) noexcept {
+  std::list<Queued> reached;  // Destroyed without the lock: an event calls the driver then.
   const std::scoped_lock lock(lane.mutex);
   const auto known = std::find_if(lane.queued.begin(), lane.queued.end(),
                                   [&](const Queued& queued) { return queued.done == event; });
   if (known == lane.queued.end()) {
     return;  // Somebody saw a later one.
   }
-  const auto count = known - lane.queued.begin() + 1;
-  for (auto i = count; i > 0; --i) {
-    lane.bytes -= lane.queued.front().bytes;
-    reached.push_back(std::move(lane.queued.front()));
-    lane.queued.pop_front();
+  reached.splice(reached.end(), lane.queued, lane.queued.begin(), std::next(known));
+  for (const Queued& queued : reached) {
+    lane.bytes -= queued.bytes;
   }
   lane.changed.notify_all();
 }
@@ -410,87 +417,6 @@ void CudaDevices::CompileKernels(int device) {
 bool CudaDevices::WantsKernels(int device) {
   const auto known = DeviceAt(device);
   return known.ok() && !(*known)->compiled;
-}
-
-std::span<std::byte> CudaDevices::TakeSpare(std::uint64_t bytes) {
-  const std::scoped_lock lock(mutex_);
-  return spare_.size() >= bytes ? std::exchange(spare_, {}) : std::span<std::byte>();
-}
-
-std::span<std::byte> CudaDevices::KeepSpare(std::span<std::byte> memory) {
-  const std::scoped_lock lock(mutex_);
-  if (memory.size() <= kMostSpareBytes && memory.size() > spare_.size()) {
-    std::swap(memory, spare_);
-  }
-  return memory;
-}
-
-Status CudaDevices::Register(int device, std::span<std::byte> memory) {
-  VARVE_ASSIGN_OR_RETURN(Device* const known, DeviceAt(device));
-  int error = 0;
-  {
-    const Current current(driver_, known->context);
-    error = current.error() != 0 ? current.error()
-                                 : driver_.host_register(
-                                       memory.data(), memory.size(),
-                                       CudaDriver::kRegisterPortable | CudaDriver::kRegisterMapped);
-  }
-  Status status = driver_.Check(error, "register " + std::to_string(memory.size()) +
-                                           " bytes of memory with the driver of " + Named(device));
-  if (status.ok()) {
-    const std::unique_lock lock(registered_mutex_);
-    registered_[memory.data()] = {memory.size(), device};
-  }
-  return status;
-}
-
-void CudaDevices::Unregister(std::byte* memory) {
-  int device = 0;
-  {
-    const std::unique_lock lock(registered_mutex_);
-    const auto known = registered_.find(memory);
-    if (known == registered_.end()) {
-      return;
-    }
-    device = known->second.device;
-    registered_.erase(known);
-  }
-  const auto known = DeviceAt(device);
-  const Current current(driver_, (*known)->context);
-  driver_.host_unregister(memory);  // The driver frees everything when the process ends.
-}
-
-bool CudaDevices::IsRegistered(const std::byte* memory, std::uint64_t bytes) const {
-  const std::shared_lock lock(registered_mutex_);
-  const auto after = registered_.upper_bound(memory);
-  if (after == registered_.begin()) {
-    return false;
-  }
-  const auto& [begin, range] = *std::prev(after);
-  return memory + bytes <= begin + range.bytes;
-}
-
-bool CudaDevices::AreRegistered(std::span<const DeviceMove> moves) const {
-  return std::all_of(moves.begin(), moves.end(), [&](const DeviceMove& move) {
-    // Of the first row that is moved: row 0 may lie before the block. A block is registered as a
-    // whole.
-    return IsRegistered(move.on_host + HostOffsetOf(move, move.first), 1);
-  });
-}
-
-std::optional<int> CudaDevices::NumaNodeOf(int device) {
-  const auto known = DeviceAt(device);
-  std::array<char, 32> name{};
-  if (!known.ok() ||
-      driver_.device_bus_id(name.data(), static_cast<int>(name.size()), (*known)->device) != 0) {
-    return std::nullopt;
-  }
-  std::string bus(name.data());
-  std::transform(bus.begin(), bus.end(), bus.begin(),
-                 [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
-  std::ifstream file("/sys/bus/pci/devices/" + bus + "/numa_node");
-  int node = -1;
-  return file >> node && node >= 0 ? std::optional(node) : std::nullopt;
 }
 
 }  // namespace varve

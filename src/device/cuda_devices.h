@@ -6,7 +6,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -55,16 +55,18 @@ class CudaDevices {
   /// caller whom the training waits for spends only where rows cannot be copied without.
   enum class Kernels : std::uint8_t { kCompile, kOfBefore };
 
-  /// Makes all moves and waits for them. When this returns, also with an error, none is under way
-  /// any more: both sides may be freed. Errors: Unavailable, naming the device and the bytes.
+  /// Makes all moves and waits for them. When this returns or throws, none is under way any more:
+  /// both sides may be freed. Errors: Unavailable, naming the device and the bytes.
   Status Move(Direction direction, std::span<const DeviceMove> moves,
               Kernels kernels = Kernels::kCompile);
 
-  /// Moves that are queued. Wait must be called before either side's memory is freed.
+  /// Moves that are queued. Wait must be called before either side's memory is freed. Where Queue
+  /// fails, none is under way.
   class Work;
   Result<std::shared_ptr<const Work>> Queue(Direction direction, std::span<const DeviceMove> moves,
                                             Kernels kernels = Kernels::kCompile);
-  static Status Wait(const Work& work);
+  /// Waits for all moves of all devices, whatever fails. Errors: as Move's; the first one.
+  static Status Wait(const Work& work) noexcept;
 
   /// Compiles what calls with kOfBefore would use. Best effort: copies are right without.
   void CompileKernels(int device);
@@ -102,8 +104,8 @@ class CudaDevices {
     CudaDriver::Handle stream = nullptr;
     std::mutex mutex;  // Guards what follows.
     std::condition_variable changed;
-    std::deque<Queued> queued;  // In the order of the stream, until somebody saw them reached.
-    std::uint64_t bytes = 0;    // Theirs, and of what is about to be queued.
+    std::list<Queued> queued;  // In the order of the stream, until somebody saw them reached.
+    std::uint64_t bytes = 0;   // Theirs, and of what is about to be queued.
   };
   struct Device {
     explicit Device(const CudaDriver& driver) : kernels(driver) {}
@@ -137,7 +139,7 @@ class CudaDevices {
                   Kernels kernels);
   int QueueRows(Direction direction, const DeviceMove& move, CudaDriver::Handle stream) const;
   Status MakeRoom(Lane& lane, std::uint64_t bytes);
-  static void NoteReached(Lane& lane, const std::shared_ptr<Event>& event);
+  static void NoteReached(Lane& lane, const std::shared_ptr<Event>& event) noexcept;
   [[nodiscard]] bool AreRegistered(std::span<const DeviceMove> moves) const;
 
   const CudaDriver& driver_;

@@ -1,11 +1,14 @@
 #include "load/cast_read.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <utility>
 #include <vector>
 
 #include "base/checked.h"
+#include "base/time_source.h"
 #include "device/cuda_devices.h"
 #include "load/destinations.h"
 #include "load/tensor_stream.h"
@@ -44,9 +47,15 @@ void ConvertStep(const Piece& piece, std::span<const std::byte> stored, std::uin
   Cast(piece.stored, stored.subspan(at * from, count * from), piece.target->dtype, values);
 }
 
+/// Counts what threads copy to devices.
+struct DeviceCopies {
+  std::atomic<std::uint64_t> bytes{0};
+  std::atomic<std::int64_t> nanoseconds{0};
+};
+
 /// Converts in blocks that a device copies from.
 Status ConvertToDevice(const Piece& piece, std::span<const std::byte> stored, const Region& region,
-                       std::uint64_t count) {
+                       std::uint64_t count, DeviceCopies* copies) {
   VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
   VARVE_ASSIGN_OR_RETURN(const auto block, BufferPool::Shared().Acquire());
   block.Pin(*devices, piece.target->cuda->device);
@@ -56,19 +65,22 @@ Status ConvertToDevice(const Piece& piece, std::span<const std::byte> stored, co
     const std::uint64_t step = std::min(most, count - at);
     const std::span<std::byte> values(block.data(), step * to);
     ConvertStep(piece, stored, at, step, values);
+    const TimePoint begin = Now();
     VARVE_RETURN_IF_ERROR(CopyToDevice(region, piece.target->cuda->device, at * to, values)
                               .Annotate("tensor \"" + piece.target->fqn + "\""));
+    copies->bytes += values.size();
+    copies->nanoseconds += std::chrono::nanoseconds(Now() - begin).count();
   }
   return Status::Ok();
 }
 
-Status Convert(const Piece& piece, std::span<const std::byte> stored) {
+Status Convert(const Piece& piece, std::span<const std::byte> stored, DeviceCopies* copies) {
   VARVE_ASSIGN_OR_RETURN(const StridedMemory memory, MemoryOf(*piece.target));
   const Region region(piece.box, memory, piece.box);
   const std::uint64_t to = memory.item_size;
   const std::uint64_t count = Volume(piece.box.sizes);
   if (piece.target->cuda) {
-    return ConvertToDevice(piece, stored, region, count);
+    return ConvertToDevice(piece, stored, region, count, copies);
   }
   std::vector<std::byte> converted(std::min(count, kStepElements) * to);
   for (std::uint64_t at = 0; at < count; at += kStepElements) {
@@ -81,7 +93,8 @@ Status Convert(const Piece& piece, std::span<const std::byte> stored) {
 }
 
 Result<std::uint64_t> ReadBatch(CheckpointReader& reader, const std::vector<Piece>& pieces,
-                                const LoadOptions& options, std::vector<std::byte>* memory) {
+                                const LoadOptions& options, std::vector<std::byte>* memory,
+                                DeviceCopies* copies) {
   std::vector<TargetTensor> targets;
   targets.reserve(pieces.size());
   memory->resize(pieces.back().begin + pieces.back().bytes());
@@ -92,7 +105,8 @@ Result<std::uint64_t> ReadBatch(CheckpointReader& reader, const std::vector<Piec
   VARVE_ASSIGN_OR_RETURN(const std::uint64_t bytes, reader.ReadTensors(targets, options));
   VARVE_RETURN_IF_ERROR(RunThreads(
       pieces.size(), StorageThreads(options.io_threads), options.stop, [&](std::size_t i) {
-        return Convert(pieces[i], std::span(*memory).subspan(pieces[i].begin, pieces[i].bytes()));
+        return Convert(pieces[i], std::span(*memory).subspan(pieces[i].begin, pieces[i].bytes()),
+                       copies);
       }));
   return bytes;
 }
@@ -150,8 +164,8 @@ bool NeedsCast(const TensorMetadata& stored, const TargetTensor& target) {
          IsCastable(target.dtype);
 }
 
-Result<std::uint64_t> ReadCasting(CheckpointReader& reader, std::span<const TargetTensor> targets,
-                                  LoadOptions options) {
+Result<ReadToDevice> ReadCasting(CheckpointReader& reader, std::span<const TargetTensor> targets,
+                                 LoadOptions options) {
   options.cast = false;
   std::vector<TargetTensor> as_stored;
   std::vector<TargetTensor> to_convert;
@@ -165,14 +179,16 @@ Result<std::uint64_t> ReadCasting(CheckpointReader& reader, std::span<const Targ
   std::uint64_t done = StoredBytes(reader.metadata(), as_stored);
   const std::uint64_t total = done + StoredBytes(reader.metadata(), to_convert);
   options.progress = PartOf(progress, 0, total);
-  VARVE_ASSIGN_OR_RETURN(std::uint64_t bytes_read, reader.ReadTensors(as_stored, options));
+  ReadToDevice all;
+  DeviceCopies copies;
+  VARVE_ASSIGN_OR_RETURN(all.bytes_read, reader.ReadTensors(as_stored, options));
   std::vector<std::byte> memory;
   for (const std::vector<Piece>& batch : batches) {
     options.progress = PartOf(progress, done, total);
     for (const Piece& piece : batch) {
       done += piece.bytes();
     }
-    const auto read = ReadBatch(reader, batch, options, &memory);
+    const auto read = ReadBatch(reader, batch, options, &memory, &copies);
     if (!read.ok()) {
       return Status(read.status().code(),
                     read.status().message() +
@@ -180,9 +196,12 @@ Result<std::uint64_t> ReadCasting(CheckpointReader& reader, std::span<const Targ
                         batch.front().target->fqn + "\" hold new values")
           .With(read.status().details());
     }
-    bytes_read += *read;
+    all.bytes_read += *read;
   }
-  return bytes_read;
+  all.device_bytes = copies.bytes;
+  all.device_seconds =
+      std::chrono::duration<double>(std::chrono::nanoseconds(copies.nanoseconds)).count();
+  return all;
 }
 
 }  // namespace varve

@@ -1,9 +1,9 @@
 /// Reading tensors into memory of another floating-point type.
 #pragma once
 
-#include <cstdint>
 #include <span>
 
+#include "load/device_targets.h"
 #include "varve/checkpoint.h"
 #include "varve/options.h"
 #include "varve/status.h"
@@ -15,10 +15,10 @@ namespace varve {
 bool NeedsCast(const TensorMetadata& stored, const TargetTensor& target);
 
 /// Fills all targets as CheckpointReader::ReadTensors does, those that need a cast after the
-/// others: in batches of at most 256 MiB of stored bytes, converted as Cast does. Returns the bytes
-/// read. Errors: as ReadTensors; while a batch is converted, the message says that targets before
-/// it hold new values.
-Result<std::uint64_t> ReadCasting(CheckpointReader& reader, std::span<const TargetTensor> targets,
-                                  LoadOptions options);
+/// others: in batches of at most 256 MiB of stored bytes, converted as Cast does. Errors: as
+/// ReadTensors; while a batch is converted, the message says that targets before it hold new
+/// values.
+Result<ReadToDevice> ReadCasting(CheckpointReader& reader, std::span<const TargetTensor> targets,
+                                 LoadOptions options);
 
 }  // namespace varve

@@ -95,6 +95,22 @@ TEST(DeviceLoad, ConvertsOnTheWay) {
   }
 }
 
+TEST(DeviceLoad, TheReportCountsWhatWasConvertedAndWhatWasNot) {
+  Saved saved;
+  const OnDevice same(0, std::string(saved.bytes().size(), '.'));
+  const OnDevice wider(1, std::string(2 * saved.bytes().size(), '.'));
+  std::string host(2 * saved.bytes().size(), '.');
+  LoadRequest request;
+  request.targets = {Target(same, WholeBox(kShape), false, DType::kFloat32),
+                     Target(wider, WholeBox(kShape), true, DType::kFloat64),
+                     {"w", DType::kFloat64, kShape, WholeBox(kShape), host.data(), {}}};
+  LoadOptions options;
+  options.cast = true;
+  const auto report = Load(saved.reader(), request, options);
+  ASSERT_TRUE(IsOk(report));
+  EXPECT_EQ(report->device_bytes, 3 * saved.bytes().size());
+}
+
 TEST(DeviceLoad, ComesAfterTheWorkThatIsQueuedOnTheTargetsStream) {
   Saved saved;
   const OnDevice memory(0, std::string(saved.bytes().size(), '.'));

@@ -20,13 +20,12 @@
 #include "catalogue/open.h"
 #include "catalogue/read_lock.h"
 #include "catalogue/side_files.h"
-#include "device/cuda_devices.h"
 #include "format/structure.h"
 #include "format/variants.h"
 #include "interop/torch/archive.h"
 #include "load/cast_read.h"
 #include "load/destinations.h"
-#include "pipeline/device_fetch.h"
+#include "load/device_targets.h"
 #include "pipeline/file_reader.h"
 #include "pipeline/run_threads.h"
 #include "plan/load_plan.h"
@@ -64,8 +63,13 @@ struct CheckpointReader::Impl {
     Add("read", outcome.read_seconds, outcome.bytes_read);
     Add("verify", outcome.verify_seconds);
     Add("copy", outcome.copy_seconds);
-    if (outcome.device_bytes > 0) {
-      Add("device", outcome.device_seconds, outcome.device_bytes);
+    AddDevice(outcome.device_seconds, outcome.device_bytes);
+  }
+
+  /// Adds copies to devices.
+  void AddDevice(double seconds, std::uint64_t bytes) {
+    if (bytes > 0) {
+      Add("device", seconds, bytes);
     }
   }
 
@@ -380,50 +384,13 @@ Result<std::vector<ChunkSource>> CheckpointReader::Impl::Resolve(
   return sources;
 }
 
-namespace {
-
-/// Orders what is copied to targets behind the work that is queued on their streams.
-Status AwaitDeviceWork(std::span<const TargetTensor> targets) {
-  std::set<std::pair<int, void*>> seen;
-  for (const TargetTensor& target : targets) {
-    if (target.cuda && seen.emplace(target.cuda->device, target.cuda->stream).second) {
-      const auto await = [&]() -> Status {
-        VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
-        return devices->After(Direction::kToDevice, target.cuda->device, target.cuda->stream);
-      };
-      VARVE_RETURN_IF_ERROR(await().Annotate("tensor \"" + target.fqn + "\""));
-    }
-  }
-  return Status::Ok();
-}
-
-std::optional<int> DeviceOf(const TargetTensor& target) {
-  return target.cuda ? std::optional(target.cuda->device) : std::nullopt;
-}
-
-/// Reads a target on a device by way of host memory: for what is to be changed after it was read.
-Result<std::uint64_t> ReadByHost(CheckpointReader& reader, const TargetTensor& target,
-                                 const LoadOptions& options) {
-  VARVE_ASSIGN_OR_RETURN(const StridedMemory memory, MemoryOf(target));
-  std::vector<std::byte> bytes(Volume(target.box.sizes) * memory.item_size);
-  TargetTensor host = target;
-  host.data = bytes.data();
-  host.strides.clear();
-  host.cuda.reset();
-  VARVE_ASSIGN_OR_RETURN(const std::uint64_t read, reader.ReadTensors({&host, 1}, options));
-  VARVE_RETURN_IF_ERROR(
-      CopyToDevice(Region(target.box, memory, target.box), target.cuda->device, 0, bytes)
-          .Annotate("tensor \"" + target.fqn + "\""));
-  return read;
-}
-
-}  // namespace
-
 Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor> targets,
                                                     const LoadOptions& options) {
   VARVE_RETURN_IF_ERROR(AwaitDeviceWork(targets));
   if (options.cast) {
-    return ReadCasting(*this, targets, options);
+    VARVE_ASSIGN_OR_RETURN(const ReadToDevice read, ReadCasting(*this, targets, options));
+    impl_->AddDevice(read.device_seconds, read.device_bytes);
+    return read.bytes_read;
   }
   std::vector<LoadItem> items;
   items.reserve(targets.size());
@@ -477,8 +444,9 @@ Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor
       impl_->Read(Impl::Kind::kTensors, std::move(by_file),
                   static_cast<std::uint32_t>(targets.size()), owner_name, options));
   for (const std::uint32_t item : by_host) {
-    VARVE_ASSIGN_OR_RETURN(const std::uint64_t read, ReadByHost(*this, targets[item], options));
-    bytes_read += read;
+    VARVE_ASSIGN_OR_RETURN(const ReadToDevice read, ReadByHost(*this, targets[item], options));
+    impl_->AddDevice(read.device_seconds, read.device_bytes);
+    bytes_read += read.bytes_read;
   }
   for (std::size_t i = 0; i < reads.size(); ++i) {
     if (by_host.contains(reads[i].item)) {

@@ -66,8 +66,7 @@ Status DeviceFetch::Fetch(std::span<const FileSegment> segments, std::uint64_t a
   const auto fetch = [&]() -> Status {
     VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
     VARVE_RETURN_IF_ERROR(devices->Move(Direction::kToHost, moves));
-    device_bytes_ += bytes;
-    pageable_bytes_ += devices->IsRegistered(out.data(), out.size()) ? 0 : bytes;
+    Count(*devices, out, bytes);
     return Status::Ok();
   };
   Status status = fetch();
@@ -79,6 +78,27 @@ Status DeviceFetch::Fetch(std::span<const FileSegment> segments, std::uint64_t a
     names = "tensors \"" + name_of_(first) + "\" to \"" + name_of_(last) + "\"";
   }
   return status.Annotate(names);
+}
+
+Status DeviceFetch::Produce(const FileSegment& segment, std::uint64_t at,
+                            std::span<std::byte> out) {
+  Status made = segment.produce(at, out);
+  if (!segment.device) {
+    return made;
+  }
+  if (!made.ok()) {
+    return name_of_ ? made.Annotate("tensor \"" + name_of_(segment.owner) + "\"") : made;
+  }
+  VARVE_ASSIGN_OR_RETURN(const CudaDevices* const devices, CudaDevices::Get());
+  Count(*devices, out, out.size());
+  return made;
+}
+
+/// Counts bytes of `out` that have come from a device.
+void DeviceFetch::Count(const CudaDevices& devices, std::span<const std::byte> out,
+                        std::uint64_t bytes) {
+  device_bytes_ += bytes;
+  pageable_bytes_ += devices.IsRegistered(out.data(), out.size()) ? 0 : bytes;
 }
 
 namespace {

@@ -35,12 +35,18 @@ class DeviceFetch {
   /// tensors.
   Status Fetch(std::span<const FileSegment> segments, std::uint64_t at, std::span<std::byte> out);
 
+  /// Fills `out` with the bytes from `at` on of a segment that is produced, by its function, and
+  /// counts them where that reads a device. Errors: the function's; of one that reads a device,
+  /// naming the tensor.
+  Status Produce(const FileSegment& segment, std::uint64_t at, std::span<std::byte> out);
+
   /// Returns the bytes copied so far; pageable_bytes() those of them that went to memory that the
   /// driver had not registered.
   [[nodiscard]] std::uint64_t device_bytes() const { return device_bytes_; }
   [[nodiscard]] std::uint64_t pageable_bytes() const { return pageable_bytes_; }
 
  private:
+  void Count(const CudaDevices& devices, std::span<const std::byte> out, std::uint64_t bytes);
   const std::function<std::string(std::uint32_t owner)> name_of_;
   std::atomic<std::uint64_t> device_bytes_ = 0;
   std::atomic<std::uint64_t> pageable_bytes_ = 0;

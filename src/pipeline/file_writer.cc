@@ -49,7 +49,7 @@ class Filler {
       if (segment.produce && !segment.region && produced <= filled) {
         // At once as far as it goes: a producer's call may be a read.
         const std::uint64_t ahead = std::min(segment.bytes - at_, capacity - filled);
-        VARVE_RETURN_IF_ERROR(segment.produce(at_, {target + filled, ahead}));
+        VARVE_RETURN_IF_ERROR(fetch_.Produce(segment, at_, {target + filled, ahead}));
         produced = filled + ahead;
       }
       Copy(segment, out);

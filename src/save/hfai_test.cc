@@ -8,6 +8,7 @@
 
 #include "interop/hfai/names.h"
 #include "storage/memory.h"
+#include "support/device_memory.h"
 #include "support/hfai_part.h"
 #include "support/ranks.h"
 #include "support/status_matchers.h"
@@ -80,6 +81,31 @@ TEST(HfaiSave, WritesAPartForEachRank) {
   const auto verified = Verify(kPath, storage);
   ASSERT_TRUE(IsOk(verified));
   EXPECT_TRUE(verified->clean());
+}
+
+TEST(HfaiSave, ReportsWhatCameFromDevices) {
+  constexpr std::size_t kElements = 50'000;
+  constexpr std::size_t kBytes = kElements * sizeof(float);
+  MemoryStorage storage;
+  Part part(0, 1, kElements);
+  const test::OnDevice memory(
+      1, std::string(reinterpret_cast<const char*>(part.memory.data()), kBytes));
+  for (SourceTensor& tensor : part.state.tensors) {
+    tensor.source = CudaMemory{memory.data(), 1};
+  }
+  SaveOptions options;
+  options.format = Format::kHfai;
+  const auto report = Save(part.state, kPath, options, storage);
+  ASSERT_TRUE(IsOk(report));
+  EXPECT_EQ(report->device_bytes, kBytes) << "tied tensors are copied once";
+  EXPECT_EQ(report->pageable_bytes, 0U);
+  const auto reader = CheckpointReader::Open(kPath, storage);
+  ASSERT_TRUE(IsOk(reader));
+  EXPECT_EQ(Read(**reader, "model.0.w0", kElements), part.memory);
+  options.overwrite = Overwrite::kAlways;
+  fake_cuda_fail("cuEventSynchronize", 719, 0);
+  EXPECT_TRUE(FailsWith(Save(part.state, kPath, options, storage), StatusCode::kUnavailable,
+                        {"tensor \"w0\"", "from CUDA device 1"}));
 }
 
 TEST(HfaiSave, StoresTiedTensorsOfAPartOnce) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <new>
+#include <utility>
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -52,6 +53,9 @@ bool Exhaustion::met() { return calls > refusal.number; }
 
 Subject::Subject(int of_group) { group = of_group; }
 Subject::~Subject() { group = kNobody; }
+
+Elsewhere::Elsewhere() : group_(std::exchange(group, kNobody)) {}
+Elsewhere::~Elsewhere() { group = group_; }
 
 #ifdef VARVE_TEST_SANITIZED
 

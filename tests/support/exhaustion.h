@@ -44,4 +44,17 @@ class Subject {
   Subject& operator=(const Subject&) = delete;
 };
 
+/// Keeps the calling thread's calls from being counted and refused, as long as this lives: those of
+/// a stand-in for another program.
+class Elsewhere {
+ public:
+  Elsewhere();
+  ~Elsewhere();
+  Elsewhere(const Elsewhere&) = delete;
+  Elsewhere& operator=(const Elsewhere&) = delete;
+
+ private:
+  const int group_;
+};
+
 }  // namespace varve::test

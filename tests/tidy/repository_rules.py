@@ -93,6 +93,7 @@ USERS_OWN_HEADERS = {
         "interop/olmo/names.h",
         "interop/pickle/writer.h",
         "pipeline/host_buffer.h",
+        "pipeline/host_copies.h",
         "publish/dcp_commit.h",
         "publish/dcp_in_place.h",
         "publish/files_commit.h",

@@ -98,3 +98,9 @@ def defer_save(
     not_ready: Exception | None,
 ) -> DeferredSaveHandle:
     """Does the same for a deferred save."""
+
+def copy_devices(to_host: bool, copies: list[tuple[int, int, int, tuple[int, int]]]) -> None:
+    """Copies between memory of the host and of devices, through registered blocks, and waits.
+
+    `copies` are (host address, device address, bytes, device and stream). Releases the GIL.
+    """

@@ -18,6 +18,7 @@ from varve.errors import CheckpointNotFoundError, InvalidArgumentError, Unsuppor
 from varve.hfai import _names
 from varve.hfai._errors import WrongTypeError, as_hfai_raises
 from varve.hfai._part import as_list
+from varve.torch._devices import on_device, wanted_cuda
 from varve.torch._tensors import TorchArrays
 
 #: Where tensors go: as `map_location` of torch.load.
@@ -53,8 +54,8 @@ def load(
         names: The parameters' names in the order of the optimizer's groups, where that is another
             one: a list, or a list of them for several optimizers.
         kwargs: The options of torch.load: `map_location`; `mmap` (True maps whole tensors into memory,
-            privately and without comparing checksums; tensors in pieces are read; refused for remote
-            names); `weights_only`
+            privately and without comparing checksums; tensors in pieces are read, and all that
+            `map_location` wants on a CUDA device; refused for remote names); `weights_only`
             (False lets torch.load run the pickles of entries that need classes; only for trusted
             files). `pickle_module` is refused.
 
@@ -78,7 +79,7 @@ def load(
             raise CheckpointNotFoundError(
                 f"{where} is no checkpoint of hfai: it has no PART_000.pt", path=where
             )
-    arrays = _Mapped(reader) if options.mmap else TorchArrays()
+    arrays = options.arrays(reader)
     values = _Values(reader, where, options.weights_only)
     with as_hfai_raises(stored=False):
         threads = _core.LoadOptions(strict=False, io_threads=max(nthreads, 1))
@@ -122,6 +123,14 @@ class _Options:
             raise InvalidArgumentError(
                 f"mmap=True: {where} is remote, and files of a disk are mapped"
             )
+
+    def arrays(self, reader: _core.Reader) -> TorchArrays:
+        """Returns what makes the tensors: on the CPU, or straight on a CUDA device that is wanted."""
+        where = self.map_location
+        cuda = wanted_cuda(where.get("cpu") if isinstance(where, Mapping) else where)
+        if cuda is not None:
+            return TorchArrays(device=cuda)
+        return _Mapped(reader) if self.mmap else TorchArrays(device="cpu")
 
 
 class _Mapped(TorchArrays):
@@ -228,7 +237,7 @@ def _entries(value: Any, path: str | None) -> Iterator[tuple[str, Any]]:
 
 
 def _placed(tensor: torch.Tensor, where: MapLocation) -> torch.Tensor:
-    """Returns a CPU tensor where map_location wants it."""
+    """Returns a tensor where map_location wants it; most are there."""
     if where is None:
         return tensor
     if isinstance(where, Mapping):
@@ -236,7 +245,7 @@ def _placed(tensor: torch.Tensor, where: MapLocation) -> torch.Tensor:
         return tensor.to(target)
     if callable(where):
         storage = where(tensor.untyped_storage(), "cpu")
-        return tensor if storage is None else tensor.to(storage.device)
+        return tensor if storage is None else on_device(tensor, storage.device)
     return tensor.to(where)
 
 

@@ -258,10 +258,10 @@ class VarveCheckpoints:
             return optimizer
         return distributed_state.get_optimizer_state_dict(model, optimizer.optimizer)
 
-    def _optimizer_target(self, index: int) -> dict[str, Any]:
-        """Returns what a load fills: nothing for a plain optimizer, whose state is replaced as a whole."""
-        sharded = self._model_of_optimizer(index) is not None
-        return dict(self._optimizer_state(index)) if sharded else {}
+    def _optimizer_target(self, index: int) -> Any:
+        """Returns what a load fills: a plain optimizer, or the state of a sharded one."""
+        state = self._optimizer_state(index)
+        return dict(state) if self._model_of_optimizer(index) is not None else state
 
     def _model_of_optimizer(self, index: int) -> torch.nn.Module | None:
         """Returns the sharded model that an optimizer trains, which has its position; None for others."""
@@ -360,11 +360,9 @@ class VarveCheckpoints:
             accelerator.scaler.load_state_dict(state["scaler"])
         for index, loaded in enumerate(state.get("optimizers", [])):
             sharded = self._model_of_optimizer(index)
-            optimizer = accelerator._optimizers[index]
-            if sharded is None:
-                optimizer.load_state_dict(loaded)
-            else:
-                distributed_state.set_optimizer_state_dict(sharded, optimizer.optimizer, loaded)
+            if sharded is not None:
+                optimizer = accelerator._optimizers[index].optimizer
+                distributed_state.set_optimizer_state_dict(sharded, optimizer, loaded)
         for scheduler, loaded in zip(
             accelerator._schedulers, state.get("schedulers", []), strict=True
         ):

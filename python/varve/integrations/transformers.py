@@ -385,11 +385,10 @@ class VarveTrainerMixin:
         scaler = getattr(self.accelerator, "scaler", None)
         if scaler is not None and any(n.startswith(f"{_hf_model.TRAINER}.scaler.") for n in names):
             trainer["scaler"] = {}
-        state: dict[str, Any] = {_hf_model.OPTIMIZER: {}, _hf_model.TRAINER: trainer}
+        state = {_hf_model.OPTIMIZER: self.optimizer, _hf_model.TRAINER: trainer}
         load_own_or_first(
             state, checkpoint, timeout=saving.timeout, allow_pickle=saving.allow_pickle
         )
-        self.optimizer.load_state_dict(state[_hf_model.OPTIMIZER])
         self.lr_scheduler.load_state_dict(trainer["scheduler"])
         if "scaler" in trainer:
             assert scaler is not None

@@ -16,10 +16,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.planner import WriteItem
 
 from varve.olmo._steps import TIMEOUT, Steps
+from varve.torch._devices import on_host
+
+
+class _Planner(DefaultSavePlanner):
+    """Gives the writer tensors of the CPU. Those of a device the engine copies, one at a time."""
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        found = super().resolve_data(write_item)
+        return on_host(found) if isinstance(found, torch.Tensor) else found
 
 
 def write_dcp(folder: Path, state: dict[str, Any], steps: Steps) -> list[Path]:
@@ -34,8 +45,8 @@ def write_dcp(folder: Path, state: dict[str, Any], steps: Steps) -> list[Path]:
         The files that this rank has written, synced.
     """
     what = f"write {folder}"
-    planner = DefaultSavePlanner()
-    writer = FileSystemWriter(folder, sync_files=True)
+    planner = _Planner()
+    writer = FileSystemWriter(folder, sync_files=True, per_thread_copy_ahead=0)  # It copies none.
     made: dict[str, Any] = {}
 
     def plan() -> None:

@@ -27,6 +27,7 @@ from varve.olmo._errors import network_errors
 from varve.olmo._pickle import sync, write
 from varve.olmo._steps import Steps
 from varve.torch._coordinator import collective, name_of
+from varve.torch._devices import wanted_cuda
 
 PathOrStr = str | os.PathLike[str]
 
@@ -204,9 +205,12 @@ def load_state_dict(
             if not _is_there(folder, name, folders[-1]):
                 continue
             with network_errors():
+                cuda = wanted_cuda(map_location)
                 if name == fname:
-                    return moved(varve.torch.read(joined(folder, name)), map_location)
-                return moved(varve.torch.read(folder, keys=part)[part], map_location)
+                    found = varve.torch.read(joined(folder, name), device=cuda)
+                else:
+                    found = varve.torch.read(folder, keys=part, device=cuda)[part]
+                return moved(found, map_location)
     path = joined(folders[-1], fname)
     raise CheckpointNotFoundError(f"load {path}: there is no such file", path=path)
 

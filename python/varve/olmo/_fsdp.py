@@ -27,6 +27,7 @@ from varve.olmo._remote import Upload, readable
 from varve.olmo._sharded import MODEL_AND_OPTIM_FOLDER
 from varve.olmo._steps import TIMEOUT, Steps
 from varve.torch._coordinator import collective, name_of
+from varve.torch._devices import on_device, on_host
 
 
 def save_fsdp_model_and_optim_state(
@@ -131,16 +132,30 @@ def load_fsdp_optim_state(
         flat = FSDP.optim_state_dict_to_load(fsdp_model, optim, optim_state)
     else:
         flat = _numbered(HeldModel(fsdp_model), optim, optim_state)
-    for entries in flat["state"].values():
+    is_own = isinstance(fsdp_model, FSDP)
+    parameters = [parameter for group in optim.param_groups for parameter in group["params"]]
+    for at, entries in flat["state"].items():
         for key, value in entries.items():
             if isinstance(value, torch.Tensor):
-                entries[key] = value.cpu()
+                entries[key] = _beside(parameters[at], key, value, is_own)
     groups = _optim.restored_groups(optim, flat["param_groups"])
     number = 0
     for live, group in zip(optim.param_groups, groups, strict=True):
         group["params"] = list(range(number, number + len(live["params"])))
         number += len(live["params"])
     optim.load_state_dict({"state": flat["state"], "param_groups": groups})
+
+
+def _beside(parameter: torch.Tensor, key: str, value: torch.Tensor, is_own: bool) -> torch.Tensor:
+    """Returns a tensor of an optimizer's state where the optimizer will have it: `load_state_dict` copies none.
+
+    `is_own`: nobody else has its memory.
+    """
+    if key == "step" or parameter.device.type != "cuda":
+        return on_host(value)
+    if value.device != parameter.device:
+        return on_device(value, parameter.device)
+    return value if is_own else value.clone()
 
 
 def _numbered(held: HeldModel, optim: Optimizer, state: dict[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,40 @@ OLDEST: Mapping[str, str] = {
 }
 
 
+def on_cpu(tensor: torch.Tensor) -> Any:
+    """Returns what is to be written in a tensor's place, so that the file has it as one of the CPU.
+
+    That of a CUDA device is not copied: the engine reads it there while the file is written, so it must not
+    change before.
+    """
+    tensor = tensor.detach()
+    cuda = cuda_of(tensor)
+    return tensor.cpu() if cuda is None else _OnCpu(tensor.contiguous(), cuda)
+
+
+class _OnCpu:
+    """Stands for a tensor of a device; a file has its elements as a storage of their own."""
+
+    def __init__(self, tensor: torch.Tensor, cuda: tuple[int, int]) -> None:
+        self.tensor = tensor
+        self.cuda = cuda
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # As torch pickles a tensor of this type, but with these elements.
+        like: Any = torch.empty(0, dtype=self.tensor.dtype, device="cpu")
+        rebuild, (storage, _, _, _, *rest) = like.__reduce_ex__(protocol)
+        shape, steps = self.tensor.size(), self.tensor.stride()
+        return rebuild, (_Elements(self, storage), 0, shape, steps, *rest)
+
+
+class _Elements:
+    """The storage of such a tensor. `like`: one of the same kind."""
+
+    def __init__(self, of: _OnCpu, like: Any) -> None:
+        self.of = of
+        self.like = like
+
+
 class _Storages:
     """The storages that a pickle names, numbered in the order of their first use."""
 
@@ -46,20 +80,24 @@ class _Storages:
         #: Alive until the pickle is made: the address of a dead storage may be given to another one.
         self._kept: list[torch.UntypedStorage] = []
         #: Where the engine can read them, by number; those on a device with device and stream.
-        self.memory: list[tuple[torch.UntypedStorage, tuple[int, int] | None]] = []
+        self.memory: list[tuple[Any, tuple[int, int] | None]] = []
+
+    def name_elements(self, elements: _Elements) -> tuple[Any, ...]:
+        """Returns the persistent id of the storage of an _OnCpu, a new one."""
+        tensor = elements.of.tensor
+        kind, dtype = _kind_of(elements.like)
+        self.memory.append((tensor, elements.of.cuda))
+        return "storage", kind, str(len(self.memory) - 1), "cpu", tensor.nbytes // dtype.itemsize
 
     def name(self, storage: Any) -> tuple[Any, ...]:
         """Returns the persistent id of a storage, as torch.load takes it."""
-        if isinstance(storage, torch.storage.TypedStorage):
-            untyped, dtype = storage._untyped_storage, storage.dtype
-            kind: Any = getattr(torch, storage._pickle_storage_type())  # type: ignore[no-untyped-call]
-        else:
-            untyped, dtype, kind = storage, torch.uint8, torch.UntypedStorage
+        kind, dtype = _kind_of(storage)
+        untyped = getattr(storage, "_untyped_storage", storage)
         number = self._numbers.setdefault(untyped._cdata, len(self.memory))
         if number == len(self.memory):
             self._kept.append(untyped)
             cuda = cuda_of(torch.empty(0, dtype=torch.uint8, device=untyped.device))
-            here = untyped if cuda is not None else untyped.cpu()  # type: ignore[no-untyped-call]
+            here = untyped if cuda is not None else untyped.cpu()
             self.memory.append((here, cuda))
         if self._dtypes.setdefault(untyped.data_ptr(), dtype) != dtype and untyped.nbytes() > 0:
             raise InvalidArgumentError(
@@ -68,6 +106,18 @@ class _Storages:
             )
         numel = untyped.nbytes() // dtype.itemsize
         return "storage", kind, str(number), torch.serialization.location_tag(untyped), numel
+
+
+def _kind_of(storage: Any) -> tuple[Any, torch.dtype]:
+    """Returns the class by which pickles know a storage, and the type of its elements."""
+    if not isinstance(storage, torch.storage.TypedStorage):
+        return torch.UntypedStorage, torch.uint8
+    name: str = storage._pickle_storage_type()  # type: ignore[no-untyped-call]
+    return getattr(torch, name), storage.dtype
+
+
+def _bytes_of(memory: torch.Tensor | torch.UntypedStorage) -> int:
+    return memory.nbytes if isinstance(memory, torch.Tensor) else memory.nbytes()
 
 
 # The pickler in Python: that in C does not ask anybody how it names a class.
@@ -87,7 +137,7 @@ class _Pickler(_Base):  # type: ignore[misc]
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, torch.storage.TypedStorage) or torch.is_storage(obj):
             return self._storages.name(obj)
-        return None
+        return self._storages.name_elements(obj) if isinstance(obj, _Elements) else None
 
     def save_global(self, obj: Any, name: str | None = None) -> None:
         module = self._modules.get(getattr(obj, "__module__", None) or "")
@@ -125,7 +175,7 @@ def write(path: Path, state: Any, modules: Mapping[str, str] = OLDEST) -> Path:
         _core.write_torch_file(
             str(part),
             pickled.getvalue(),
-            [(storage.data_ptr(), storage.nbytes(), cuda) for storage, cuda in storages.memory],
+            [(memory.data_ptr(), _bytes_of(memory), cuda) for memory, cuda in storages.memory],
         )
         os.replace(part, path)
     except BaseException:

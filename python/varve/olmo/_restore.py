@@ -20,6 +20,7 @@ from varve.olmo import _optim, _ranks
 from varve.olmo._pieces import HeldModel, Piece, PieceArrays
 from varve.olmo._steps import TIMEOUT, Steps
 from varve.torch._coordinator import TorchCoordinator
+from varve.torch._devices import wanted_cuda
 from varve.torch._tensors import TorchArrays
 
 _Shapes = Mapping[str, tuple[int, tuple[int, ...]]]
@@ -49,9 +50,10 @@ class Source:
             self.reader = found
             self.is_own_ranks = True
 
-    def read(self, name: str) -> Any:
-        """Returns a part of the state, in new memory."""
-        return read_from(self.reader, self.path, TorchArrays(), name)[name]
+    def read(self, name: str, device: Any = None) -> Any:
+        """Returns a part of the state, in new memory; on a CUDA `device` straight there."""
+        arrays = TorchArrays(device=wanted_cuda(device))
+        return read_from(self.reader, self.path, arrays, name)[name]
 
     def groups(self, names: list[list[str]]) -> list[dict[str, Any]]:
         """Returns the optimizer's groups. `names`: what the parameters of each group are called there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -24,9 +25,12 @@ from varve.olmo._apart import write_dcp
 from varve.olmo._checkpointer import Checkpointer, Config, Training
 from varve.olmo._directory import Directory
 from varve.olmo._full import save_state
+from varve.olmo._gathered import shards_on_host
+from varve.olmo._pickle import on_cpu
 from varve.olmo._pieces import HeldModel, Piece, unwrapped
 from varve.olmo._steps import Steps
-from varve.torch._shards import shards_of
+from varve.torch._devices import on_host
+from varve.torch._shards import DTensor, shards_of
 
 MODEL_AND_OPTIM_FOLDER = "model_and_optim"
 
@@ -88,7 +92,8 @@ class TorchLegacyShardedCheckpointer(Checkpointer):
         what = f"save {directory.path}"
         told = steps.each(what, lambda: _check_keys(training.state))
         steps.each(what, lambda: _check_same(told))
-        whole = {**_sharded_state(training.model, training.optim), **training.state}
+        sharded = _as_cpu(_sharded_state(training.model, training.optim))
+        whole = {**sharded, **training.state}
         self._write_files(directory, steps, {f"rank{_ranks.rank()}.pt": whole})
 
 
@@ -112,22 +117,41 @@ def _check_same(told: list[dict[str, str]]) -> None:
 
 
 def _sharded_state(model: Module, optim: Optimizer) -> dict[str, Any]:
+    """Returns the state of this rank: FSDP1's shards on the CPU, all else where it is."""
     if isinstance(model, FSDP):
-        with FSDP.state_dict_type(
-            model,
-            state_dict_type=StateDictType.SHARDED_STATE_DICT,
-            state_dict_config=ShardedStateDictConfig(offload_to_cpu=True),
-            optim_state_dict_config=ShardedOptimStateDictConfig(offload_to_cpu=True),
+        with (
+            shards_on_host(model),
+            FSDP.state_dict_type(
+                model,
+                state_dict_type=StateDictType.SHARDED_STATE_DICT,
+                state_dict_config=ShardedStateDictConfig(offload_to_cpu=True),
+                optim_state_dict_config=ShardedOptimStateDictConfig(offload_to_cpu=True),
+            ),
         ):
             return {"model": model.state_dict(), "optim": FSDP.optim_state_dict(model, optim)}
     held = HeldModel(model)
     return {
-        "model": {
-            name: value.cpu() if isinstance(value, torch.Tensor) else value
-            for name, value in unwrapped(model).state_dict().items()
-        },
+        "model": dict(unwrapped(model).state_dict()),
         "optim": _optim.named_state(held, optim),
     }
+
+
+def _as_cpu(value: Any) -> Any:
+    """Returns a state that a file will have on the CPU."""
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        return on_cpu(value)
+    if DTensor is not None and isinstance(value, DTensor):
+        kind: Any = DTensor
+        return kind(on_host(value._local_tensor), value._spec, requires_grad=False)
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        made = copy.copy(value)  # With the attributes that torch gives it.
+        made.update((key, _as_cpu(item)) for key, item in value.items())
+        return made
+    if type(value) in (list, tuple):
+        return type(value)(_as_cpu(item) for item in value)
+    return value
 
 
 class LocalShardedCheckpointer(Checkpointer):
@@ -179,7 +203,7 @@ def _modules(model: Module, held: HeldModel) -> dict[str, Any]:
 def _handle(handle: Any, flat: set[int]) -> dict[str, Any]:
     parameter = handle.flat_param
     flat.add(parameter.untyped_storage().data_ptr())
-    data: dict[str, Any] = {"flat_param.data": parameter.detach().cpu().reshape(-1)}
+    data: dict[str, Any] = {"flat_param.data": on_cpu(parameter.detach().reshape(-1))}
     for key in _METADATA:
         if hasattr(parameter, key):
             data[f"flat_param.{key}"] = getattr(parameter, key)
@@ -197,7 +221,7 @@ def _own_handle(name: str, tensor: torch.Tensor) -> dict[str, Any]:
         else _ShardParamInfo(False, None, None, None, None)
     )
     return {
-        "flat_param.data": data.cpu(),
+        "flat_param.data": on_cpu(data),
         "flat_param._fqns": (name,),
         "flat_param._numels": (math.prod(shape),),
         "flat_param._numels_with_padding": (math.prod(shape),),
@@ -253,4 +277,4 @@ def _numbered(groups: list[dict[str, Any]]) -> Iterator[tuple[int, str]]:
 def _flat_state(name: str, value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
         return value
-    return _run_of(name, value)[2].cpu()
+    return on_cpu(_run_of(name, value)[2])

@@ -23,7 +23,7 @@ def read(path: str, optimizer: bool, trainer: bool, device: Any) -> WholeState:
     source = Source(path)
 
     def part(name: str) -> dict[str, Any]:
-        found: dict[str, Any] = moved(source.read(name), device)
+        found: dict[str, Any] = moved(source.read(name, device), device)
         return found
 
     return part("model"), part("optim") if optimizer else None, part("train") if trainer else None

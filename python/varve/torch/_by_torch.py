@@ -22,6 +22,7 @@ from varve._core import storage
 from varve._values import Wrapped
 from varve.errors import CorruptCheckpointError, Error, UnsupportedError
 from varve.torch import _following, _wrapped
+from varve.torch._devices import fill, on_host
 from varve.torch._shards import DTensor, Part, Share, stretches_of
 
 _ZIP = b"PK\x03\x04"
@@ -292,7 +293,7 @@ def on_cpu(tensor: Any, copy: bool = False) -> Any:
     One that is made of others is made of them anew. The operators of some classes lose a part of it.
     """
     if not is_wrapper(tensor):
-        return tensor.detach().to("cpu", copy=copy)
+        return tensor.detach().clone() if copy and tensor.is_cpu else on_host(tensor)
     kind, (names, attributes) = type(tensor), tensor.__tensor_flatten__()
     inner = {name: on_cpu(getattr(tensor, name), copy) for name in names}
     return _wrapped.unflatten(kind, inner, attributes, tensor.shape, tensor.stride())
@@ -325,6 +326,4 @@ def _pairs(
 
 
 def _fill(pairs: list[tuple[torch.Tensor, torch.Tensor, str]]) -> None:
-    with torch.no_grad():
-        for target, source, _ in pairs:
-            target.copy_(source)
+    fill((target, source) for target, source, _ in pairs)

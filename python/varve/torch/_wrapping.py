@@ -10,6 +10,7 @@ import torch
 from varve import _classes, _core
 from varve._values import Wrapped
 from varve.torch import _by_torch, _whole, _wrapped
+from varve.torch._devices import on_host
 from varve.torch._shards import NUMBERS, Share, is_sharded_tensor
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -82,7 +83,7 @@ class Wrapping:
         """Returns the same object for the same raggedness: torch compares two jagged tensors by it."""
         if name == "values":
             return tensor
-        key = tensor.device, tensor.dtype, tensor.cpu().numpy().tobytes()
+        key = tensor.device, tensor.dtype, on_host(tensor).numpy().tobytes()
         return self._ragged.setdefault(key, tensor)
 
     def pickled(

@@ -27,7 +27,7 @@ from varve import _core
 from varve._engine import collector_at_rest
 from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.torch import _by_torch
-from varve.torch._devices import cuda_of
+from varve.torch._devices import cuda_of, on_host
 from varve.torch._shards import NUMBERS
 from varve.torch.dcp._turns import ThreadModes, Turns
 
@@ -250,7 +250,7 @@ def _add_in_turn(
     assert planned is not None
 
     def dense() -> torch.Tensor:
-        tensor = _dense(resolve().cpu())
+        tensor = _dense(on_host(resolve()))
         if tensor is None:
             raise _OnlyTorchStores
         return tensor.contiguous()
@@ -316,7 +316,7 @@ def _transformed(item: WriteItem, data: Any, transform: Transform) -> tuple[byte
     if isinstance(data, io.BytesIO):
         stream.write(data.getbuffer())
     else:
-        tensor = data.detach().cpu()
+        tensor = on_host(data)
         if tensor.untyped_storage().nbytes() != tensor.nbytes:
             tensor = tensor.clone()  # A view would take its whole storage along.
         torch.save(tensor, stream)
