@@ -1,71 +1,19 @@
-"""Run by tests in a process of its own, where libcuda.so.1 is the stand-in of tests/fake_cuda."""
+"""Run by tests in a process of its own, with the stand-in for CUDA's driver. Arguments: its library, a function's."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
 from typing import Any
 
+import cuda_stand_in
 import torch
+from cuda_stand_in import on_device, peek
 
 import varve.torch
 import varve.torch.dcp as dcp
-from varve import _tree
-from varve.torch import Stager, _devices, _stager, _tensors, async_save
-from varve.torch.dcp import _by_engine, _copy, _plain_plan, _read, _write
-
-_driver: Any = ctypes.CDLL("libcuda.so.1")
-_driver.fake_cuda_alloc.restype = ctypes.c_void_p
-_driver.fake_cuda_alloc.argtypes = [ctypes.c_int, ctypes.c_size_t]
-for _name in ("fake_cuda_poke", "fake_cuda_peek"):
-    getattr(_driver, _name).argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-_driver.fake_cuda_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
-
-#: The begin and end of memory on a device, and which.
-_on_device: list[tuple[int, int, int]] = []
-
-
-def on_device(content: torch.Tensor, device: int) -> torch.Tensor:
-    """A tensor whose memory the process cannot read, as a CUDA tensor's."""
-    size = content.nbytes
-    address = _driver.fake_cuda_alloc(device, size)
-    _driver.fake_cuda_poke(address, content.contiguous().data_ptr(), size)
-    _on_device.append((address, address + size, device))
-    memory = (ctypes.c_char * size).from_address(address)
-    return torch.frombuffer(memory, dtype=content.dtype).view(content.shape)
-
-
-def peek(tensor: torch.Tensor) -> torch.Tensor:
-    """Its content, of the whole memory in row-major order."""
-    out = torch.empty(tensor.shape, dtype=tensor.dtype)
-    _driver.fake_cuda_peek(tensor.data_ptr(), out.data_ptr(), out.nbytes)
-    return out
-
-
-def cuda_of(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """As _devices.cuda_of; a torch without CUDA has no tensors that say they are on a device."""
-    address = tensor.data_ptr()
-    found = (device for begin, end, device in _on_device if begin <= address < end)
-    device = next(found, None)
-    return None if device is None else (device, 0)
-
-
-def stand_in() -> None:
-    """Makes the package take the stand-in's memory for that of devices."""
-    for module in (_devices, _copy, _plain_plan, _read, _write):
-        module.cuda_of = cuda_of  # type: ignore[attr-defined]
-    init = _plain_plan._Walk.__init__
-    one_by_one: Any = lambda entries, *_: next(entries, None)  # noqa: E731
-    _plain_plan._Walk.__init__ = lambda self, _, leaf: init(self, one_by_one, leaf)  # type: ignore[method-assign,misc]
-    _tensors.TorchArrays._added_plain = lambda *_: False  # type: ignore[method-assign]
-    _tensors.TorchArrays.taker = lambda *_: _tree.take_nothing  # type: ignore[method-assign]
-    _tensors.TorchArrays.matcher = lambda *_: _tree.take_nothing  # type: ignore[method-assign]
-    _by_engine._is_plain = lambda _: True
-    _stager.cuda_device = lambda tensor: (cuda_of(tensor) or (None,))[0]
-    assert _devices.problem() == ""
-
+from varve.torch import Stager, async_save
 
 CONTENTS = {
     "a": torch.arange(3_000_000, dtype=torch.float32).view(3000, 1000),
@@ -108,8 +56,8 @@ def saves(directory: str, executor: str) -> dict[str, Any]:
                 "registrations": memory.registrations,
                 "same": is_same(varve.torch.read(path)),
             }
-        _driver.fake_cuda_fail(b"cuMemcpyDtoHAsync", 719, 0)
-        _driver.fake_cuda_fail(b"cuMemcpyBatchAsync", 719, 0)
+        cuda_stand_in.driver.fake_cuda_fail(b"cuMemcpyDtoHAsync", 719, 0)
+        cuda_stand_in.driver.fake_cuda_fail(b"cuMemcpyBatchAsync", 719, 0)
         failed = async_save(state, os.path.join(directory, "failed"), stager=stager)
         out["error"] = str(failed.exception())
         again = async_save(state, os.path.join(directory, "failed"), stager=stager)
@@ -160,5 +108,5 @@ def synchronous(directory: str, _: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    stand_in()
-    print(json.dumps({"saves": saves, "synchronous": synchronous}[sys.argv[1]](*sys.argv[2:])))
+    cuda_stand_in.install(sys.argv[1])
+    print(json.dumps({"saves": saves, "synchronous": synchronous}[sys.argv[2]](*sys.argv[3:])))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,29 +12,17 @@ from typing import Any
 import pytest
 import torch
 from async_jobs import LONG
+from cuda_stand_in import library
 
 import varve.torch
 from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.torch import Stager
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def _stand_in() -> Path:
-    binary = Path(os.environ.get("VARVE_TESTS_BINARY", ROOT / "build" / "dev" / "varve_tests"))
-    library = binary.parent / "fake_cuda" / "libcuda.so.1"
-    if not library.exists():
-        assert "VARVE_REQUIRE_BUILD" not in os.environ, f"{library} was not built"
-        pytest.skip(f"{library} is not built: cmake --build --preset dev")
-    return library
-
 
 def _run(job: str, *arguments: object) -> dict[str, Any]:
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(_stand_in().parent)}
     program = Path(__file__).parent / "cuda_jobs.py"
     done = subprocess.run(
-        [sys.executable, program, job, *map(str, arguments)],
-        env=environment,
+        [sys.executable, program, library(), job, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=LONG,
