@@ -9,8 +9,11 @@ from typing import Any
 
 import cuda_stand_in
 import torch
+from async_jobs import LONG
 from cuda_stand_in import on_device, peek
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
+import varve.agent
 import varve.torch
 import varve.torch.dcp as dcp
 from varve.torch import Stager, async_save
@@ -22,6 +25,10 @@ CONTENTS = {
     "host": torch.rand(1000, 1000),
 }
 DEVICES = {"a": 0, "b": 1, "c": 1}
+
+
+class _Planner(DefaultSavePlanner):
+    """One of a caller's, which no save by the engine takes."""
 
 
 def a_state() -> dict[str, Any]:
@@ -36,6 +43,31 @@ def is_same(loaded: Any) -> bool:
     """Returns whether a state read on the CPU is that of `a_state`."""
     same = all(torch.equal(loaded[name], content) for name, content in CONTENTS.items())
     return same and loaded["step"] == 3
+
+
+def _drop_while_copied(state: dict[str, Any], path: str, stager: Stager) -> list[Any]:
+    """Drops all tensors of a state while they are copied: what is freed too early reads as 0xDD.
+
+    Returns the number of tensors on devices at the call and after the copy, and whether the save is right.
+    """
+    before = cuda_stand_in.tensors_alive()
+    cuda_stand_in.driver.fake_cuda_slow_copies(20_000)
+    handle = async_save(state, path, stager=stager, staging="overlapped")
+    state.clear()
+    handle.wait_staged()
+    cuda_stand_in.driver.fake_cuda_slow_copies(0)
+    handle.result()
+    return [before, cuda_stand_in.tensors_alive(), is_same(varve.torch.read(path))]
+
+
+def _load_from_agent(path: str) -> list[Any]:
+    """Fills tensors of devices from the agent's memory; returns the bytes from there, and whether it is right."""
+    into: dict[str, Any] = {
+        n: on_device(torch.zeros_like(CONTENTS[n]), d) for n, d in DEVICES.items()
+    }
+    report = varve.torch.load(into, path)
+    same = all(torch.equal(peek(into[name]), CONTENTS[name]) for name in DEVICES)
+    return [report.bytes_from_agent >= report.device_bytes > 0, same]
 
 
 def saves(directory: str, executor: str) -> dict[str, Any]:
@@ -62,6 +94,17 @@ def saves(directory: str, executor: str) -> dict[str, Any]:
         out["error"] = str(failed.exception())
         again = async_save(state, os.path.join(directory, "failed"), stager=stager)
         out["again"] = again.exception() is None
+        out["dropped"] = _drop_while_copied(state, os.path.join(directory, "dropped"), stager)
+        if executor == "process":
+            out["memory"] = _load_from_agent(os.path.join(directory, "dropped"))
+            varve.torch.defer_save(
+                a_state(), os.path.join(directory, "later"), stager=stager
+            ).result()
+    if executor == "process":
+        varve.agent.drain(LONG)
+        out["deferred"] = is_same(
+            varve.torch.read(os.path.join(directory, "later"), use_agent=False)
+        )
     out["sum"] = sum(CONTENTS[name].nbytes for name in DEVICES)
     return out
 
@@ -77,11 +120,16 @@ def synchronous(directory: str, _: str) -> dict[str, Any]:
     folder = os.path.join(directory, "hf")
     varve.torch.save(tensors, folder, format="hf")
     out["hf"] = all(torch.equal(t, CONTENTS[n]) for n, t in varve.torch.read(folder).items())
-    for name, kind in (("dcp", dcp.save), ("dcp-async", dcp.async_save)):
+    ways: dict[str, Any] = {
+        "dcp": dcp.save,
+        "dcp-async": lambda *a, **k: dcp.async_save(*a, **k).result(),
+        "dcp-async, a planner": lambda *a, **k: dcp.async_save(
+            *a, planner=_Planner(), **k
+        ).result(),
+    }
+    for name, save in ways.items():
         where = os.path.join(directory, name)
-        done: Any = kind(state, checkpoint_id=where)
-        if name == "dcp-async":
-            done.result()
+        save(state, checkpoint_id=where)
         out[name] = is_same(varve.torch.read(where))
     # Strided destinations, and one of another floating-point type.
     wanted = {

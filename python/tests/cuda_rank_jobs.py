@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
 import warnings
 from collections.abc import Callable
@@ -48,7 +50,7 @@ def replicas(rank: int, size: int, library: str, directory: str) -> dict[str, li
     cuda_stand_in.install(library)
     large = torch.arange(300_000.0)
     mesh = init_device_mesh("cpu", (size,))
-    rows = on_device(torch.full((4, 3), float(rank)), rank)
+    rows = on_device(torch.arange(16.0).view(4, 4) + rank, rank)
     state = {
         "equal": {"large": on_device(large, rank), "small": on_device(torch.ones(7), rank)},
         "strided": on_device(large.view(500, 600), rank).t(),
@@ -70,6 +72,63 @@ def replicas(rank: int, size: int, library: str, directory: str) -> dict[str, li
             save(state, os.path.join(directory, kind, "saved"))
         found[kind] = [str(w.message) for w in caught if w.category is varve.ReplicasDifferWarning]
     return found
+
+
+def by_columns(rank: int, size: int, library: str, path: str) -> dict[str, Any]:
+    """Loads what `replicas` saved by rows into columns on devices; returns this rank's part."""
+    cuda_stand_in.install(library)
+    mesh = init_device_mesh("cpu", (size,))
+    columns = on_device(torch.zeros(8, 2), rank)
+    small = on_device(torch.zeros(7), rank)
+    state = {
+        "sharded": DTensor.from_local(columns, mesh, [Shard(1)], run_check=False),
+        "equal": {"small": small},
+    }
+    report = varve.torch.load(state, path)
+    return {
+        "device_bytes": report.device_bytes,
+        "copied_ahead": report.copied_ahead.tensors,
+        "columns": cuda_stand_in.peek(columns).tolist(),
+        "small": cuda_stand_in.peek(small).tolist(),
+    }
+
+
+def without_driver(rank: int, size: int, directory: str, library: str | None) -> dict[str, Any]:
+    """Saves and loads tensors of devices where the engine can use none; `library` is the driver, if any."""
+    if library is not None:
+        driver: Any = ctypes.CDLL(library)
+        if hasattr(driver, "fake_cuda_fail"):
+            driver.fake_cuda_fail(b"cuInit", 100, 0)
+    cuda_stand_in.pretend()
+    logged: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("varve").addHandler(handler)
+    wanted = {"a": torch.arange(1000.0), "b": torch.arange(600).view(20, 30).t()}
+    state = {name: cuda_stand_in.claim(t.clone(), 0) for name, t in wanted.items()}
+    out: dict[str, Any] = {"same": []}
+    ahead = []
+    for kind in (
+        "save",
+        "async_save",
+        "overlapped",
+        "drop-in save",
+        "drop-in async_save, a planner",
+    ):
+        path = os.path.join(directory, kind, "saved")
+        made = SAVES[kind](state, path)
+        ahead += [made.copied_ahead] if "drop-in" not in kind else []
+        into = {n: cuda_stand_in.claim(torch.zeros_like(t), 0) for n, t in wanted.items()}
+        ahead.append(varve.torch.load(into, path).copied_ahead)
+        out["same"].append(all(torch.equal(into[name], t) for name, t in wanted.items()))
+    out["tensors"] = [each.tensors for each in ahead]
+    out["problems"] = sorted({each.problem for each in ahead})
+    out["logged"] = logged
+    try:
+        varve.torch.Stager(copy_from_devices=True)
+    except varve.Error as error:
+        out["stager"] = str(error)
+    return out
 
 
 def a_device_that_fails(rank: int, size: int, library: str, directory: str) -> list[str]:

@@ -56,6 +56,17 @@ def _free(address: int) -> None:
     driver.fake_cuda_free(address)
 
 
+def tensors_alive() -> int:
+    """The number of tensors that `on_device` has made, and that live."""
+    return len(_on_device)
+
+
+def claim(tensor: torch.Tensor, device: int) -> torch.Tensor:
+    """Lets a tensor of the host say that it is on a device; for a process without a driver."""
+    _on_device[tensor.data_ptr()] = tensor.data_ptr() + tensor.nbytes, device
+    return tensor
+
+
 def peek(tensor: torch.Tensor) -> torch.Tensor:
     """Its content, of the whole memory in row-major order."""
     out = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -93,16 +104,16 @@ def install(path: str) -> None:
     for name in ("fake_cuda_poke", "fake_cuda_peek"):
         getattr(driver, name).argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     driver.fake_cuda_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
+    for module_name, module in list(sys.modules.items()):
+        for function in (cuda_of, cuda_device):
+            if module_name.startswith("varve.") and hasattr(module, function.__name__):
+                setattr(module, function.__name__, function)
     pretend()
     assert _devices.problem() == ""
 
 
 def pretend() -> None:
-    """Makes the package, and tensors themselves, say which are on devices."""
-    for name, module in list(sys.modules.items()):
-        for function in (cuda_of, cuda_device):
-            if name.startswith("varve.") and hasattr(module, function.__name__):
-                setattr(module, function.__name__, function)
+    """Lets tensors say whether they are on devices, to who asks them."""
     tensor: Any = torch.Tensor
     tensor.is_cuda = property(lambda self: device_of(self) is not None)
     tensor.is_cpu = property(lambda self: _on_cpu.__get__(self) and device_of(self) is None)

@@ -50,6 +50,10 @@ def test_tensors_of_devices_are_copied_by_the_engine_with_no_option_set(
     assert "719" in out["error"]
     assert "queued before caused it" in out["error"]
     assert out["again"]
+    assert out["dropped"] == [3, 0, True], "held until they are copied, and no longer"
+    if executor == "process":
+        assert out["memory"] == [True, True]
+        assert out["deferred"]
 
 
 @pytest.mark.slow
@@ -57,7 +61,7 @@ def test_synchronous_saves_and_loads_go_straight_between_devices_and_files(tmp_p
     out = _run("synchronous", tmp_path, "thread")
     device_bytes, pageable_bytes, same = out["save"]
     assert (device_bytes, pageable_bytes, same) == (28_000_400, 0, True)
-    for name in ("hf", "dcp", "dcp-async", "dcp-load"):
+    for name in ("hf", "dcp", "dcp-async", "dcp-async, a planner", "dcp-load"):
         assert out[name], name
     assert out["load"].pop("device_bytes") == 12_000_000 + 400
     assert out["load"] == dict.fromkeys(("a", "b", "c", "host"), True)
