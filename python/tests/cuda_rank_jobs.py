@@ -30,6 +30,7 @@ class _Planner(DefaultSavePlanner):
 SAVES: dict[str, Callable[[dict[str, Any], str], Any]] = {
     "save": varve.torch.save,
     "save, as DCP": lambda state, path: varve.torch.save(state, path, format="dcp"),
+    "save, as Hugging Face": lambda state, path: varve.torch.save(state, path, format="hf"),
     "async_save": lambda state, path: varve.torch.async_save(state, path).result(),
     "overlapped": lambda state, path: varve.torch.async_save(
         state, path, staging="overlapped"

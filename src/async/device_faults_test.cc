@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -127,7 +128,7 @@ class Rig {
   }
 
   /// Loads all tensors to devices; they are compared if the load says that it has filled them.
-  Status Loaded(bool cached, bool cast) {
+  Status Loaded(bool cached, bool cast, const std::stop_token& stop = {}) {
     MemoryStorage& storage = cached ? cached_ : uncached_;
     auto reader = CheckpointReader::Open(cached ? "cached" : "uncached", storage);
     if (!reader.ok()) {
@@ -148,6 +149,7 @@ class Rig {
     }
     LoadOptions options;
     options.cast = cast;
+    options.stop = stop;
     const Status status = (*reader)->ReadTensors(request, options).status();
     EXPECT_EQ(fake_cuda_counts().bytes_queued, 0U) << status.message();
     for (std::size_t i = 0; i < tensors_.size() && status.ok(); ++i) {
@@ -299,13 +301,13 @@ TEST(DeviceFaults, NoSaveAndNoLoadBreaksACaptureOfAnotherThread) {
   EXPECT_EQ(fake_cuda_end_capture(), 0);
 }
 
-/// Waits until the log has a copy that has ended; a minute at most.
-void AwaitFirstCopy() {
+/// Waits until the log has such an entry; a minute at most.
+void AwaitFirst(std::string_view what) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   std::size_t seen = 0;
   while (std::chrono::steady_clock::now() < deadline) {
     for (; seen < fake_cuda_log_size(); ++seen) {
-      if (std::string_view(fake_cuda_log_at(seen).what) == "copy ends") {
+      if (std::string_view(fake_cuda_log_at(seen).what) == what) {
         return;
       }
     }
@@ -340,7 +342,7 @@ TEST(DeviceFaults, ATensorThatIsWrittenToDuringAnOverlappedCopyIsAnErrorThatName
     fake_cuda_slow_copies(100'000);
     const std::string path = "saved-" + std::to_string(attempt);
     const AsyncSaveHandle save = AsyncSave(std::move(state), path, options, *stager, storage);
-    AwaitFirstCopy();  // Of the samples.
+    AwaitFirst("copy ends");  // Of the samples.
     fake_cuda_poke(memory.data(), written.data(), written.size());
     const auto poked = fake_cuda_order();
     const Status status = save.staged().get();
@@ -355,6 +357,53 @@ TEST(DeviceFaults, ATensorThatIsWrittenToDuringAnOverlappedCopyIsAnErrorThatName
     return;
   }
   FAIL() << "no write came during a copy";
+}
+
+TEST(DeviceFaults, ASaveOrALoadThatIsGivenUpHasNoCopyUnderWayWhenItEnds) {
+  Rig rig(3'000'000);
+  const auto begin = [] {
+    fake_cuda_log_begin();
+    fake_cuda_slow_copies(20'000);
+  };
+  MemoryStorage storage;
+  const auto stager = std::move(*Stager::Make({.budget_bytes = 64 * kMiB}));
+  for (const bool overlapped : {false, true}) {
+    begin();
+    AsyncSaveOptions options;
+    options.overlapped = overlapped;
+    std::stop_source stop;
+    options.save.stop = stop.get_token();
+    const std::jthread canceller([&] {
+      AwaitFirst("copy begins");
+      stop.request_stop();
+    });
+    const AsyncSaveHandle save =
+        AsyncSave(rig.state(), overlapped ? "b" : "a", options, *stager, storage);
+    (void)save.staged().get();
+    EXPECT_EQ(fake_cuda_counts().bytes_queued, 0U) << "memory may be freed now";
+    const Status status = save.done().get().status();
+    EXPECT_TRUE(status.ok() || FailsWith(status, StatusCode::kCancelled));
+  }
+  const auto given_up = [&](const std::function<Status(const std::stop_token&)>& run) {
+    begin();
+    std::stop_source stop;
+    const std::jthread canceller([&] {
+      AwaitFirst("copy begins");
+      stop.request_stop();
+    });
+    const Status status = run(stop.get_token());
+    EXPECT_EQ(fake_cuda_counts().bytes_queued, 0U) << "memory may be freed now";
+    EXPECT_TRUE(status.ok() ||
+                FailsWith(status, StatusCode::kCancelled));  // It may have been late.
+  };
+  given_up([&](const std::stop_token& stop) {
+    SaveOptions options;
+    options.stop = stop;
+    return Save(rig.state(), "saved", options, storage).status();
+  });
+  given_up([&](const std::stop_token& stop) { return rig.Loaded(true, false, stop); });
+  fake_cuda_slow_copies(0);
+  EXPECT_TRUE(IsOk(rig.Staged(false, false)));
 }
 
 }  // namespace
