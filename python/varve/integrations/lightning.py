@@ -200,9 +200,11 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
 
         Args:
             path: The checkpoint.
-            map_location: A device for all tensors; by default the CPU.
+            map_location: A device for all tensors, which are read straight to it; by default the CPU.
             weights_only: True refuses pickles, whatever `allow_pickle` says.
         """
+        if map_location is not None and not isinstance(map_location, (str, int, torch.device)):
+            raise InvalidArgumentError(f"map_location={map_location!r}: want a device")
         self.saves.settle()
         where = path_text(path)
         if where in self._newest_of:
@@ -210,10 +212,9 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
                 "choose the checkpoint to resume from",
                 lambda: newest_good(self._newest_of[where]),
             )
-        state = varve.torch.read(where, allow_pickle=self.allow_pickle and not weights_only)
-        if map_location is not None:
-            if not isinstance(map_location, (str, int, torch.device)):
-                raise InvalidArgumentError(f"map_location={map_location!r}: want a device")
+        allow_pickle = self.allow_pickle and not weights_only
+        state = varve.torch.read(where, device=map_location, allow_pickle=allow_pickle)
+        if map_location is not None:  # What plain values hold is not there yet.
             state = torch.utils._pytree.tree_map_only(
                 torch.Tensor, lambda tensor: tensor.to(map_location), state
             )
