@@ -129,7 +129,7 @@ FAKE_CUDA_API int cuDeviceGetPCIBusId(char* id, int bytes, int device) {
     return kInvalidValue;
   }
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-vararg)
-  std::snprintf(id, static_cast<std::size_t>(bytes), "0000:00:0%d.0", device - kFirstHandle);
+  std::snprintf(id, static_cast<std::size_t>(bytes), "0000:0A:0%d.0", device - kFirstHandle);
   return 0;
 }
 
