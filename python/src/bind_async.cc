@@ -196,6 +196,7 @@ void BindAsync(nb::module_& parent) {
                 list.back().strides = nb::cast<Strides>(nb::object(layout[1]));
                 list.back().item = nb::cast<std::uint64_t>(nb::object(layout[2]));
               }
+              list.back().name = nb::cast<std::string>(nb::object(copy[5]));
             }
             Status status;
             {

@@ -131,6 +131,13 @@ def synchronous(directory: str, _: str) -> dict[str, Any]:
         where = os.path.join(directory, name)
         save(state, checkpoint_id=where)
         out[name] = is_same(varve.torch.read(where))
+    cuda_stand_in.driver.fake_cuda_fail(b"cuEventSynchronize", 719, 0)
+    try:
+        dcp.async_save(
+            state, planner=_Planner(), checkpoint_id=os.path.join(directory, "no")
+        ).result()
+    except Exception as error:
+        out["error"] = f"{type(error).__name__}: {error}"
     # Strided destinations, and one of another floating-point type.
     wanted = {
         "a": on_device(torch.zeros(1000, 3000), 1).t(),

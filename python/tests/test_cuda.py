@@ -63,6 +63,8 @@ def test_synchronous_saves_and_loads_go_straight_between_devices_and_files(tmp_p
     assert (device_bytes, pageable_bytes, same) == (28_000_400, 0, True)
     for name in ("hf", "dcp", "dcp-async", "dcp-async, a planner", "dcp-load"):
         assert out[name], name
+    assert "CheckpointError" in out["error"] and 'tensor "' in out["error"]
+    assert "from CUDA device" in out["error"] and "719" in out["error"]
     assert out["load"].pop("device_bytes") == 12_000_000 + 400
     assert out["load"] == dict.fromkeys(("a", "b", "c", "host"), True)
 

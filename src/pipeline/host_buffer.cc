@@ -79,6 +79,12 @@ Status CheckCopy(const HostCopy& copy, std::uint64_t size) {
   return Status::Ok();
 }
 
+std::string NamesOf(std::span<const HostCopy> copies) {
+  return copies.size() == 1
+             ? "tensor \"" + copies.front().name + "\""
+             : "tensors \"" + copies.front().name + "\" to \"" + copies.back().name + "\"";
+}
+
 /// Copies bytes [begin, end) of a copy to `out`, or adds moves that do.
 void CopyPart(const HostCopy& copy, std::uint64_t begin, std::span<std::byte> out,
               std::vector<DeviceMove>* moves) {
@@ -157,7 +163,11 @@ Status HostBuffer::CopyIn(std::span<const HostCopy> copies, int threads) {
       const std::uint64_t end = turn.count == 1 ? turn.end : copy.bytes;
       CopyPart(copy, begin, {data_ + copy.at + begin, end - begin}, &moves);
     }
-    return moves.empty() ? Status::Ok() : devices_->Move(Direction::kToHost, moves);
+    if (moves.empty()) {
+      return Status::Ok();
+    }
+    return devices_->Move(Direction::kToHost, moves)
+        .Annotate(NamesOf(copies.subspan(turn.first, turn.count)));
   });
 }
 

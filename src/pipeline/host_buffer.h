@@ -32,6 +32,7 @@ struct HostCopy {
   Dims sizes{};
   Strides strides{};
   std::uint64_t item = 1;
+  std::string name{};  ///< Of the tensor, for errors.
 };
 
 /// A mapping that is kept from save to save: the first touch of memory costs 10-60 times its reuse.

@@ -125,14 +125,15 @@ TEST(HostBuffer, ComesAfterTheWorkOfTheStreamAndNamesADeviceThatFails) {
   void* const stream = fake_cuda_stream(1);
   auto buffer = HostBuffer::Make(1000);
   ASSERT_TRUE(IsOk(buffer));
-  const HostCopy copy{0, memory.data(), 1000, HostCopy::Device{1, stream}};
+  const HostCopy copy{0, memory.data(), 1000, HostCopy::Device{1, stream}, {}, {},
+                      1, "model.weight"};
   fake_cuda_fill(1, stream, memory.data(), 1000, 'b', 50);
   ASSERT_TRUE(IsOk((*buffer)->CopyIn({&copy, 1})));
   EXPECT_EQ(std::string(reinterpret_cast<const char*>((*buffer)->data()), 1000),
             std::string(1000, 'b'));
   fake_cuda_fail("cuEventSynchronize", 719, 0);
   EXPECT_TRUE(FailsWith((*buffer)->CopyIn({&copy, 1}), StatusCode::kUnavailable,
-                        {"copy 1000 bytes from CUDA device 1"}));
+                        {"tensor \"model.weight\": copy 1000 bytes from CUDA device 1"}));
   EXPECT_EQ(fake_cuda_counts().bytes_queued, 0U);
 }
 

@@ -8,13 +8,13 @@ from varve._core.states import State
 from varve._engine import Coordinator
 
 _Layout = tuple[Sequence[int], Sequence[int], int]
-HostCopy = tuple[int, int, int, tuple[int, int] | None, _Layout | None]
+HostCopy = tuple[int, int, int, tuple[int, int] | None, _Layout | None, str]
 
 class HostBuffer:
     """Memory for copies, which is kept.
 
-    `copy_in` takes (offset, address, bytes, device and stream of device memory or None, layout) and releases the
-    GIL. The layout is None for elements in row-major order, else their sizes, strides and item size.
+    `copy_in` takes (offset, address, bytes, device and stream of device memory or None, layout, name for errors)
+    and releases the GIL. The layout is None for elements in row-major order, else their sizes, strides and item size.
     """
 
     def __init__(self, bytes: int) -> None: ...
