@@ -1,8 +1,6 @@
 #include "device/cuda_devices.h"
 
 #include <atomic>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <string>
@@ -12,7 +10,6 @@
 
 #include "support/device_memory.h"
 #include "support/status_matchers.h"
-#include "support/temp_dir.h"
 
 namespace varve::cuda_devices_test {
 namespace {
@@ -26,7 +23,6 @@ using test::OnDevice;
 using test::Pages;
 using test::Random;
 using test::RunOf;
-using test::TempDir;
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
@@ -461,24 +457,6 @@ TEST(CudaDevices, MemoryThatTheDriverRefusesToRegisterIsNotRegistered) {
                          "CUDA_ERROR_OUT_OF_MEMORY (2)"}));
   fake_cuda_limit_registration(0, 0);
   EXPECT_FALSE(devices->IsRegistered(host.data(), 1));
-}
-
-TEST(CudaDevices, TheNodeOfADeviceIsWhatTheSystemSaysOfItsPlace) {
-  const auto devices = Devices();
-  const TempDir system;
-  const auto says = [&](const std::string& place, const std::string& node) {
-    std::filesystem::create_directory(system / place);
-    std::ofstream(system / place + "/numa_node") << node << "\n";
-  };
-  EXPECT_EQ(devices->NumaNodeOf(1, system.path()), std::nullopt) << "it says nothing";
-  says("0000:0a:00.0", "-1");  // As a system of one node does.
-  says("0000:0a:01.0", "3");
-  EXPECT_EQ(devices->NumaNodeOf(0, system.path()), std::nullopt);
-  EXPECT_EQ(devices->NumaNodeOf(1, system.path()), 3);
-  EXPECT_EQ(devices->NumaNodeOf(7, system.path()), std::nullopt) << "there is no such device";
-  fake_cuda_hide("cuDeviceGetPCIBusId");
-  EXPECT_EQ(devices->NumaNodeOf(1, system.path()), std::nullopt);
-  fake_cuda_hide(nullptr);
 }
 
 TEST(CudaDevices, UsesNoDeviceThatNoMoveNames) {
