@@ -192,6 +192,12 @@ void BindAsync(nb::module_& parent) {
                 list.back().device = {nb::cast<int>(nb::object(cuda[0])),
                                       MemoryAt(nb::cast<std::uintptr_t>(nb::object(cuda[1])))};
               }
+              if (const nb::object layout = nb::object(copy[4]); !layout.is_none()) {
+                list.back().sizes = nb::cast<Dims>(nb::object(layout[0]));
+                list.back().strides = nb::cast<Strides>(nb::object(layout[1]));
+                list.back().item = nb::cast<std::uint64_t>(nb::object(layout[2]));
+              }
+              list.back().name = nb::cast<std::string>(nb::object(copy[5]));
             }
             Status status;
             {

@@ -1,71 +1,22 @@
-"""Run by tests in a process of its own, where libcuda.so.1 is the stand-in of tests/fake_cuda."""
+"""Run by tests in a process of its own, with the stand-in for CUDA's driver. Arguments: its library, a function's."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
 from typing import Any
 
+import cuda_stand_in
 import torch
+from async_jobs import LONG
+from cuda_stand_in import on_device, peek
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
+import varve.agent
 import varve.torch
 import varve.torch.dcp as dcp
-from varve import _tree
-from varve.torch import Stager, _devices, _stager, _tensors, async_save
-from varve.torch.dcp import _by_engine, _copy, _plain_plan, _read, _write
-
-_driver: Any = ctypes.CDLL("libcuda.so.1")
-_driver.fake_cuda_alloc.restype = ctypes.c_void_p
-_driver.fake_cuda_alloc.argtypes = [ctypes.c_int, ctypes.c_size_t]
-for _name in ("fake_cuda_poke", "fake_cuda_peek"):
-    getattr(_driver, _name).argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-_driver.fake_cuda_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
-
-#: The begin and end of memory on a device, and which.
-_on_device: list[tuple[int, int, int]] = []
-
-
-def on_device(content: torch.Tensor, device: int) -> torch.Tensor:
-    """A tensor whose memory the process cannot read, as a CUDA tensor's."""
-    size = content.nbytes
-    address = _driver.fake_cuda_alloc(device, size)
-    _driver.fake_cuda_poke(address, content.contiguous().data_ptr(), size)
-    _on_device.append((address, address + size, device))
-    memory = (ctypes.c_char * size).from_address(address)
-    return torch.frombuffer(memory, dtype=content.dtype).view(content.shape)
-
-
-def peek(tensor: torch.Tensor) -> torch.Tensor:
-    """Its content, of the whole memory in row-major order."""
-    out = torch.empty(tensor.shape, dtype=tensor.dtype)
-    _driver.fake_cuda_peek(tensor.data_ptr(), out.data_ptr(), out.nbytes)
-    return out
-
-
-def cuda_of(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """As _devices.cuda_of; a torch without CUDA has no tensors that say they are on a device."""
-    address = tensor.data_ptr()
-    found = (device for begin, end, device in _on_device if begin <= address < end)
-    device = next(found, None)
-    return None if device is None else (device, 0)
-
-
-def stand_in() -> None:
-    """Makes the package take the stand-in's memory for that of devices."""
-    for module in (_devices, _copy, _plain_plan, _read, _write):
-        module.cuda_of = cuda_of  # type: ignore[attr-defined]
-    init = _plain_plan._Walk.__init__
-    one_by_one: Any = lambda entries, *_: next(entries, None)  # noqa: E731
-    _plain_plan._Walk.__init__ = lambda self, _, leaf: init(self, one_by_one, leaf)  # type: ignore[method-assign,misc]
-    _tensors.TorchArrays._added_plain = lambda *_: False  # type: ignore[method-assign]
-    _tensors.TorchArrays.taker = lambda *_: _tree.take_nothing  # type: ignore[method-assign]
-    _tensors.TorchArrays.matcher = lambda *_: _tree.take_nothing  # type: ignore[method-assign]
-    _by_engine._is_plain = lambda _: True
-    _stager.cuda_device = lambda tensor: (cuda_of(tensor) or (None,))[0]
-    assert _devices.problem() == ""
-
+from varve.torch import Stager, async_save
 
 CONTENTS = {
     "a": torch.arange(3_000_000, dtype=torch.float32).view(3000, 1000),
@@ -74,6 +25,10 @@ CONTENTS = {
     "host": torch.rand(1000, 1000),
 }
 DEVICES = {"a": 0, "b": 1, "c": 1}
+
+
+class _Planner(DefaultSavePlanner):
+    """One of a caller's, which no save by the engine takes."""
 
 
 def a_state() -> dict[str, Any]:
@@ -88,6 +43,31 @@ def is_same(loaded: Any) -> bool:
     """Returns whether a state read on the CPU is that of `a_state`."""
     same = all(torch.equal(loaded[name], content) for name, content in CONTENTS.items())
     return same and loaded["step"] == 3
+
+
+def _drop_while_copied(state: dict[str, Any], path: str, stager: Stager) -> list[Any]:
+    """Drops all tensors of a state while they are copied: what is freed too early reads as 0xDD.
+
+    Returns the number of tensors on devices at the call and after the copy, and whether the save is right.
+    """
+    before = cuda_stand_in.tensors_alive()
+    cuda_stand_in.driver.fake_cuda_slow_copies(20_000)
+    handle = async_save(state, path, stager=stager, staging="overlapped")
+    state.clear()
+    handle.wait_staged()
+    cuda_stand_in.driver.fake_cuda_slow_copies(0)
+    handle.result()
+    return [before, cuda_stand_in.tensors_alive(), is_same(varve.torch.read(path))]
+
+
+def _load_from_agent(path: str) -> list[Any]:
+    """Fills tensors of devices from the agent's memory; returns the bytes from there, and whether it is right."""
+    into: dict[str, Any] = {
+        n: on_device(torch.zeros_like(CONTENTS[n]), d) for n, d in DEVICES.items()
+    }
+    report = varve.torch.load(into, path)
+    same = all(torch.equal(peek(into[name]), CONTENTS[name]) for name in DEVICES)
+    return [report.bytes_from_agent >= report.device_bytes > 0, same]
 
 
 def saves(directory: str, executor: str) -> dict[str, Any]:
@@ -108,12 +88,23 @@ def saves(directory: str, executor: str) -> dict[str, Any]:
                 "registrations": memory.registrations,
                 "same": is_same(varve.torch.read(path)),
             }
-        _driver.fake_cuda_fail(b"cuMemcpyDtoHAsync", 719, 0)
-        _driver.fake_cuda_fail(b"cuMemcpyBatchAsync", 719, 0)
+        cuda_stand_in.driver.fake_cuda_fail(b"cuMemcpyDtoHAsync", 719, 0)
+        cuda_stand_in.driver.fake_cuda_fail(b"cuMemcpyBatchAsync", 719, 0)
         failed = async_save(state, os.path.join(directory, "failed"), stager=stager)
         out["error"] = str(failed.exception())
         again = async_save(state, os.path.join(directory, "failed"), stager=stager)
         out["again"] = again.exception() is None
+        out["dropped"] = _drop_while_copied(state, os.path.join(directory, "dropped"), stager)
+        if executor == "process":
+            out["memory"] = _load_from_agent(os.path.join(directory, "dropped"))
+            varve.torch.defer_save(
+                a_state(), os.path.join(directory, "later"), stager=stager
+            ).result()
+    if executor == "process":
+        varve.agent.drain(LONG)
+        out["deferred"] = is_same(
+            varve.torch.read(os.path.join(directory, "later"), use_agent=False)
+        )
     out["sum"] = sum(CONTENTS[name].nbytes for name in DEVICES)
     return out
 
@@ -129,12 +120,24 @@ def synchronous(directory: str, _: str) -> dict[str, Any]:
     folder = os.path.join(directory, "hf")
     varve.torch.save(tensors, folder, format="hf")
     out["hf"] = all(torch.equal(t, CONTENTS[n]) for n, t in varve.torch.read(folder).items())
-    for name, kind in (("dcp", dcp.save), ("dcp-async", dcp.async_save)):
+    ways: dict[str, Any] = {
+        "dcp": dcp.save,
+        "dcp-async": lambda *a, **k: dcp.async_save(*a, **k).result(),
+        "dcp-async, a planner": lambda *a, **k: dcp.async_save(
+            *a, planner=_Planner(), **k
+        ).result(),
+    }
+    for name, save in ways.items():
         where = os.path.join(directory, name)
-        done: Any = kind(state, checkpoint_id=where)
-        if name == "dcp-async":
-            done.result()
+        save(state, checkpoint_id=where)
         out[name] = is_same(varve.torch.read(where))
+    cuda_stand_in.driver.fake_cuda_fail(b"cuEventSynchronize", 719, 0)
+    try:
+        dcp.async_save(
+            state, planner=_Planner(), checkpoint_id=os.path.join(directory, "no")
+        ).result()
+    except Exception as error:
+        out["error"] = f"{type(error).__name__}: {error}"
     # Strided destinations, and one of another floating-point type.
     wanted = {
         "a": on_device(torch.zeros(1000, 3000), 1).t(),
@@ -160,5 +163,5 @@ def synchronous(directory: str, _: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    stand_in()
-    print(json.dumps({"saves": saves, "synchronous": synchronous}[sys.argv[1]](*sys.argv[2:])))
+    cuda_stand_in.install(sys.argv[1])
+    print(json.dumps({"saves": saves, "synchronous": synchronous}[sys.argv[2]](*sys.argv[3:])))

@@ -63,7 +63,9 @@ def tensors_alive() -> int:
 
 def claim(tensor: torch.Tensor, device: int) -> torch.Tensor:
     """Lets a tensor of the host say that it is on a device; for a process without a driver."""
-    _on_device[tensor.data_ptr()] = tensor.data_ptr() + tensor.nbytes, device
+    address = tensor.data_ptr()
+    _on_device[address] = address + tensor.nbytes, device
+    weakref.finalize(tensor, _on_device.pop, address).atexit = False  # Others may get its memory.
     return tensor
 
 
@@ -79,7 +81,8 @@ def device_of(tensor: torch.Tensor) -> int | None:
     if tensor.layout is not torch.strided or tensor.is_meta:
         return None
     address = tensor.data_ptr()
-    found = (device for begin, (end, device) in _on_device.items() if begin <= address < end)
+    ranges = list(_on_device.items())
+    found = (device for begin, (end, device) in ranges if begin <= address < end)
     return next(found, None)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,29 +12,17 @@ from typing import Any
 import pytest
 import torch
 from async_jobs import LONG
+from cuda_stand_in import library
 
 import varve.torch
 from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.torch import Stager
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def _stand_in() -> Path:
-    binary = Path(os.environ.get("VARVE_TESTS_BINARY", ROOT / "build" / "dev" / "varve_tests"))
-    library = binary.parent / "fake_cuda" / "libcuda.so.1"
-    if not library.exists():
-        assert "VARVE_REQUIRE_BUILD" not in os.environ, f"{library} was not built"
-        pytest.skip(f"{library} is not built: cmake --build --preset dev")
-    return library
-
 
 def _run(job: str, *arguments: object) -> dict[str, Any]:
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(_stand_in().parent)}
     program = Path(__file__).parent / "cuda_jobs.py"
     done = subprocess.run(
-        [sys.executable, program, job, *map(str, arguments)],
-        env=environment,
+        [sys.executable, program, library(), job, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=LONG,
@@ -63,6 +50,10 @@ def test_tensors_of_devices_are_copied_by_the_engine_with_no_option_set(
     assert "719" in out["error"]
     assert "queued before caused it" in out["error"]
     assert out["again"]
+    assert out["dropped"] == [3, 0, True], "held until they are copied, and no longer"
+    if executor == "process":
+        assert out["memory"] == [True, True]
+        assert out["deferred"]
 
 
 @pytest.mark.slow
@@ -70,8 +61,10 @@ def test_synchronous_saves_and_loads_go_straight_between_devices_and_files(tmp_p
     out = _run("synchronous", tmp_path, "thread")
     device_bytes, pageable_bytes, same = out["save"]
     assert (device_bytes, pageable_bytes, same) == (28_000_400, 0, True)
-    for name in ("hf", "dcp", "dcp-async", "dcp-load"):
+    for name in ("hf", "dcp", "dcp-async", "dcp-async, a planner", "dcp-load"):
         assert out[name], name
+    assert "CheckpointError" in out["error"] and 'tensor "' in out["error"]
+    assert "from CUDA device" in out["error"] and "719" in out["error"]
     assert out["load"].pop("device_bytes") == 12_000_000 + 400 + 8_000_000
     assert out["load"] == dict.fromkeys(("a", "b", "c", "host"), True)
 

@@ -13,6 +13,7 @@
 #include <optional>
 #include <shared_mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "device/cuda_driver.h"
@@ -90,7 +91,8 @@ class CudaDevices {
   std::span<std::byte> KeepSpare(std::span<std::byte> memory);
 
   /// Returns the NUMA node that a device is connected to; nothing where the system does not say.
-  std::optional<int> NumaNodeOf(int device);
+  /// `devices` is the system's folder of devices.
+  std::optional<int> NumaNodeOf(int device, const std::string& devices = "/sys/bus/pci/devices");
 
  private:
   using Current = CudaCurrent;

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <map>
 #include <optional>
+#include <string>
 #include <thread>
 
 #include <gtest/gtest.h>

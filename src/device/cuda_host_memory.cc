@@ -87,7 +87,7 @@ bool CudaDevices::AreRegistered(std::span<const DeviceMove> moves) const {
   });
 }
 
-std::optional<int> CudaDevices::NumaNodeOf(int device) {
+std::optional<int> CudaDevices::NumaNodeOf(int device, const std::string& devices) {
   const auto known = DeviceAt(device);
   std::array<char, 32> name{};
   if (!known.ok() ||
@@ -97,7 +97,7 @@ std::optional<int> CudaDevices::NumaNodeOf(int device) {
   std::string bus(name.data());
   std::transform(bus.begin(), bus.end(), bus.begin(),
                  [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
-  std::ifstream file("/sys/bus/pci/devices/" + bus + "/numa_node");
+  std::ifstream file(devices + "/" + bus + "/numa_node");
   int node = -1;
   return file >> node && node >= 0 ? std::optional(node) : std::nullopt;
 }

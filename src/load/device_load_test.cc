@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "storage/memory.h"
 #include "support/device_memory.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
@@ -135,6 +136,41 @@ TEST(DeviceLoad, ADeviceThatFailsIsNamedWithTheTensor) {
                         {"tensor \"w\"", "CUDA device 7"}));
   ASSERT_TRUE(IsOk(saved.reader().ReadTensors(targets, {})));
   EXPECT_TRUE(memory.content() == saved.bytes());
+}
+
+TEST(DeviceLoad, ADamagedBlockIsAnErrorThatNamesTheTensorsThatHaveNewBytes) {
+  constexpr std::uint64_t kRun = std::uint64_t{20} << 20;  // Several blocks.
+  MemoryStorage storage;
+  const std::string content = Random(4).Bytes(kRun);
+  const std::string other = Random(5).Bytes(kRun);
+  const Dims shape{kRun};
+  State state;
+  for (const auto& [fqn, memory] : {std::pair("a", &content), std::pair("b", &other)}) {
+    state.tensors.push_back(
+        {fqn, DType::kUInt8, shape, WholeBox(shape), HostMemory{memory->data()}});
+  }
+  ASSERT_TRUE(IsOk(Save(state, "saved", {}, storage)));
+  auto reader = CheckpointReader::Open("saved", storage);
+  ASSERT_TRUE(IsOk(reader));
+  const std::string file = "saved/" + (*reader)->metadata().files.front().name;
+  const auto stored = ReadWholeFile(storage, file, 4 * kRun);
+  ASSERT_TRUE(IsOk(stored));
+  std::string damaged = *stored;
+  damaged[2 * kRun] = static_cast<char>(damaged[2 * kRun] ^ 1);  // In the last block of "b".
+  ASSERT_TRUE(IsOk(storage.Remove(file)));
+  ASSERT_TRUE(IsOk(WriteWholeFile(storage, file, damaged)));
+  const OnDevice a(0, std::string(kRun, '.'));
+  const OnDevice b(1, std::string(kRun, '.'));
+  std::vector<TargetTensor> targets;
+  for (const auto& [fqn, memory] : {std::pair("a", &a), std::pair("b", &b)}) {
+    TargetTensor target{fqn, DType::kUInt8, shape, WholeBox(shape), memory->data(), {}};
+    target.cuda = OnCuda{memory->device()};
+    targets.push_back(std::move(target));
+  }
+  EXPECT_TRUE(FailsWith((*reader)->ReadTensors(targets, {.io_threads = 1}), StatusCode::kDataLoss,
+                        {file, "tensor \"b\"", "partly written: tensor \"a\", tensor \"b\""}));
+  EXPECT_TRUE(a.content() == content);
+  EXPECT_EQ(b.content().back(), '.') << "a damaged block reaches no tensor";
 }
 
 }  // namespace

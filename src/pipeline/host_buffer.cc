@@ -12,8 +12,11 @@
 
 #include "base/checked.h"
 #include "base/checksum.h"
+#include "pipeline/device_moves.h"
 #include "pipeline/huge_pages.h"
 #include "pipeline/run_threads.h"
+#include "tensor/box.h"
+#include "tensor/region.h"
 
 namespace varve {
 namespace {
@@ -51,6 +54,56 @@ std::vector<Ticket> TurnsOf(std::span<const HostCopy> copies) {
     together += std::max<std::uint64_t>(bytes, 1);
   }
   return turns;
+}
+
+/// Returns the memory of a copy whose elements do not lie in order; nothing for bytes.
+std::optional<Region> StridedSource(const HostCopy& copy) {
+  if (copy.strides.empty() || copy.bytes == 0) {
+    return std::nullopt;
+  }
+  const Box box = WholeBox(copy.sizes);
+  auto* const data = static_cast<std::byte*>(const_cast<void*>(copy.source));
+  return Region(box, {data, box, copy.strides, copy.item}, box);
+}
+
+Status CheckCopy(const HostCopy& copy, std::uint64_t size) {
+  if (copy.at > size || copy.bytes > size - copy.at) {
+    return InvalidArgument("a copy of " + std::to_string(copy.bytes) + " bytes to " +
+                           std::to_string(copy.at) + " does not fit into " + std::to_string(size));
+  }
+  if (!copy.strides.empty() && (copy.strides.size() != copy.sizes.size() ||
+                                CheckedProduct(copy.sizes) != copy.bytes / copy.item)) {
+    return InvalidArgument("a copy of " + std::to_string(copy.bytes) +
+                           " bytes has the sizes of another tensor");
+  }
+  return Status::Ok();
+}
+
+std::string NamesOf(std::span<const HostCopy> copies) {
+  return copies.size() == 1
+             ? "tensor \"" + copies.front().name + "\""
+             : "tensors \"" + copies.front().name + "\" to \"" + copies.back().name + "\"";
+}
+
+/// Copies bytes [begin, end) of a copy to `out`, or adds moves that do.
+void CopyPart(const HostCopy& copy, std::uint64_t begin, std::span<std::byte> out,
+              std::vector<DeviceMove>* moves) {
+  const std::optional<Region> strided = StridedSource(copy);
+  const auto* const source = static_cast<const std::byte*>(copy.source) + begin;
+  if (strided && copy.device) {
+    AppendMoves(*strided, copy.device->number, begin, out, moves);
+  } else if (strided) {
+    strided->CopyFromMemory(begin, out);
+  } else if (copy.device) {
+    DeviceMove move;
+    move.device = copy.device->number;
+    move.on_device = const_cast<std::byte*>(source);
+    move.on_host = out.data();
+    move.row_bytes = out.size();
+    moves->push_back(move);
+  } else {
+    StreamCopy({source, out.size()}, out.data());
+  }
 }
 
 }  // namespace
@@ -95,11 +148,7 @@ Status HostBuffer::PrepareForDevices(std::span<const HostCopy> copies) {
 
 Status HostBuffer::CopyIn(std::span<const HostCopy> copies, int threads) {
   for (const HostCopy& copy : copies) {
-    if (copy.at > size_ || copy.bytes > size_ - copy.at) {
-      return InvalidArgument("a copy of " + std::to_string(copy.bytes) + " bytes to " +
-                             std::to_string(copy.at) + " does not fit into " +
-                             std::to_string(size_));
-    }
+    VARVE_RETURN_IF_ERROR(CheckCopy(copy, size_));
   }
   VARVE_RETURN_IF_ERROR(PrepareForDevices(copies));
   const std::vector<Ticket> turns = TurnsOf(copies);
@@ -112,19 +161,13 @@ Status HostBuffer::CopyIn(std::span<const HostCopy> copies, int threads) {
       const HostCopy& copy = copies[i];
       const std::uint64_t begin = turn.count == 1 ? turn.begin : 0;
       const std::uint64_t end = turn.count == 1 ? turn.end : copy.bytes;
-      const auto* source = static_cast<const std::byte*>(copy.source) + begin;
-      if (copy.device) {
-        DeviceMove move;
-        move.device = copy.device->number;
-        move.on_device = const_cast<std::byte*>(source);
-        move.on_host = data_ + copy.at + begin;
-        move.row_bytes = end - begin;
-        moves.push_back(move);
-        continue;
-      }
-      StreamCopy({source, end - begin}, data_ + copy.at + begin);
+      CopyPart(copy, begin, {data_ + copy.at + begin, end - begin}, &moves);
     }
-    return moves.empty() ? Status::Ok() : devices_->Move(Direction::kToHost, moves);
+    if (moves.empty()) {
+      return Status::Ok();
+    }
+    return devices_->Move(Direction::kToHost, moves)
+        .Annotate(NamesOf(copies.subspan(turn.first, turn.count)));
   });
 }
 

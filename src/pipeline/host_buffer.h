@@ -11,10 +11,12 @@
 
 #include "device/cuda_devices.h"
 #include "varve/status.h"
+#include "varve/tensor.h"
 
 namespace varve {
 
-/// One piece of memory to copy to `at` bytes into the buffer.
+/// One piece of memory to copy to `at` bytes into the buffer: bytes, or the elements of a tensor,
+/// which are put there in row-major order.
 struct HostCopy {
   /// A CUDA device, and the stream that the source was last written to on.
   struct Device {
@@ -25,6 +27,12 @@ struct HostCopy {
   const void* source = nullptr;
   std::uint64_t bytes = 0;
   std::optional<Device> device{};  ///< Where the source is on one.
+  /// Of a tensor whose elements do not lie in that order: sizes, steps in elements, and the bytes
+  /// of an element.
+  Dims sizes{};
+  Strides strides{};
+  std::uint64_t item = 1;
+  std::string name{};  ///< Of the tensor, for errors.
 };
 
 /// A mapping that is kept from save to save: the first touch of memory costs 10-60 times its reuse.
@@ -42,7 +50,7 @@ class HostBuffer {
 
   /// Copies on the calling thread and up to `threads` - 1 others (0: as many as there are cores, at
   /// most 8). Places must not overlap. One call at a time. Errors: InvalidArgument for copies that
-  /// do not fit in; those of reading a device.
+  /// do not fit in, or whose sizes are not those of their bytes; those of reading a device.
   Status CopyIn(std::span<const HostCopy> copies, int threads = 0);
 
  private:

@@ -191,7 +191,7 @@ std::uint64_t StagedFile::BlockSize(std::size_t index) const {
 
 Status StagedFile::Fill(int threads, const std::stop_token& stop,
                         const std::function<Status()>& check) {
-  const auto fill = [&](std::size_t i) -> Status {
+  const auto fill_one = [&](std::size_t i) -> Status {
     VARVE_ASSIGN_OR_RETURN(std::byte* const memory, TakeMemory(i, stop));
     std::vector<std::uint32_t> sums;
     const Slice slice("copy block", BlockSize(i));
@@ -206,6 +206,13 @@ Status StagedFile::Fill(int threads, const std::stop_token& stop,
     blocks_[i].filled = true;
     changed_.notify_all();
     return Status::Ok();
+  };
+  const auto fill = [&](std::size_t i) -> Status {
+    Status filled = Guarded([&] { return fill_one(i); });
+    if (!filled.ok()) {
+      Abandon(CopyOf(filled));  // In waves others wait for memory, and WriteTo for this block.
+    }
+    return filled;
   };
   // Whatever happens in it, WriteTo must learn that no more blocks come.
   Status status = Guarded([&] {

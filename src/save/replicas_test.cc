@@ -118,6 +118,68 @@ TEST(Fingerprint, OfMemoryOfADeviceIsThatOfTheSameMemoryOfTheHost) {
   fake_cuda_free(memory);
 }
 
+/// A matrix on a device, whose content a stream that runs late is about to write.
+class LateMatrix {
+ public:
+  LateMatrix(int device, std::uint8_t before, std::uint8_t then)
+      : device_(device),
+        stream_(fake_cuda_stream(device)),
+        memory_(fake_cuda_alloc(device, kBytes)) {
+    const std::string content(kBytes, static_cast<char>(before));
+    fake_cuda_poke(memory_, content.data(), kBytes);
+    fake_cuda_fill(device, stream_, memory_, kBytes, then, 100);
+  }
+  LateMatrix(const LateMatrix&) = delete;
+  LateMatrix& operator=(const LateMatrix&) = delete;
+  ~LateMatrix() { fake_cuda_free(memory_); }
+
+  [[nodiscard]] SourceTensor source() const {
+    SourceTensor tensor = Matrix(nullptr);
+    tensor.source = CudaMemory{memory_, device_, stream_};
+    return tensor;
+  }
+
+ private:
+  static constexpr std::uint64_t kBytes = kRows * kColumns * sizeof(float);
+  const int device_;
+  void* const stream_;
+  void* const memory_;
+};
+
+TEST(DifferingReplicas, OnDevicesAreComparedAfterTheWorkThatIsQueued) {
+  const TempDir dir;
+  for (const bool differ : {false, true}) {
+    for (const bool asynchronous : {false, true}) {
+      auto ranks = MakeInProcessCoordinators(2);
+      auto background = MakeInProcessCoordinators(2);
+      const std::string path = dir / (std::string(differ ? "d" : "e") + (asynchronous ? "a" : "s"));
+      std::vector<std::jthread> threads;
+      for (std::size_t rank = 0; rank < 2; ++rank) {
+        threads.emplace_back([&, rank] {
+          const auto number = static_cast<std::uint8_t>(rank);
+          const LateMatrix late(static_cast<int>(rank), differ ? 7 : number, differ ? number : 7);
+          State state;
+          state.tensors.push_back(late.source());
+          const std::vector<std::string> expected(rank == 0 && differ ? 1 : 0, "w");
+          if (asynchronous) {
+            auto stager = Stager::Make({.budget_bytes = 16 << 20}, std::move(background[rank]));
+            ASSERT_TRUE(IsOk(stager));
+            AsyncSaveOptions options;
+            options.overlapped = true;
+            const auto save = AsyncSave(std::move(state), path, options, **stager, *ranks[rank]);
+            EXPECT_EQ(save.differing_tensors(), expected);
+            EXPECT_TRUE(IsOk(save.done().get()));
+          } else {
+            const auto report = Save(state, path, {}, *ranks[rank]);
+            ASSERT_TRUE(IsOk(report));
+            EXPECT_EQ(report->differing_tensors, expected);
+          }
+        });
+      }
+    }
+  }
+}
+
 /// Runs a save on ranks whose "w" holds their number; "same" is the same on all.
 std::vector<Result<SaveReport>> SaveDiverged(int size, const std::string& path,
                                              const SaveOptions& options) {

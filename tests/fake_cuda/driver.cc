@@ -32,6 +32,13 @@ constexpr std::array<ErrorText, 9> kErrors{{
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 }};
 
+// What the engine must ask for, though a real driver does with less: without these a wait is awake,
+// and memory is registered for one device alone.
+constexpr unsigned kEventBlockingSync = 1;
+constexpr unsigned kEventDisableTiming = 2;
+constexpr unsigned kRegisterPortable = 1;
+constexpr unsigned kRegisterMapped = 2;
+
 int TextOf(int error, const char* ErrorText::* text, const char** found) {
   *found = nullptr;
   for (const ErrorText& known : kErrors) {
@@ -42,7 +49,14 @@ int TextOf(int error, const char* ErrorText::* text, const char** found) {
   return *found == nullptr ? kInvalidValue : 0;
 }
 
-bool IsDevice(int device) { return device >= 0 && device < kDevices; }
+/// Handles of devices are no ordinals, so that one in place of the other is refused.
+constexpr int kFirstHandle = 40;
+
+bool IsDevice(int device) { return device >= kFirstHandle && device < kFirstHandle + kDevices; }
+
+Context& ContextOf(int device) {
+  return g.contexts[static_cast<std::size_t>(device - kFirstHandle)];
+}
 
 /// Waits until the event's latest record is reached, then returns 0; or until the driver is
 /// poisoned, then returns that error.
@@ -89,9 +103,9 @@ FAKE_CUDA_API int cuDeviceGetCount(int* count) {
 
 FAKE_CUDA_API int cuDeviceGet(int* device, int ordinal) {
   const std::scoped_lock lock(g.mutex);
-  *device = ordinal;
+  *device = kFirstHandle + ordinal;
   const int error = Begin("cuDeviceGet");
-  return error == 0 && !IsDevice(ordinal) ? kInvalidDevice : error;
+  return error == 0 && !IsDevice(*device) ? kInvalidDevice : error;
 }
 
 FAKE_CUDA_API int cuDeviceGetAttribute(int* value, int /*attribute*/, int device) {
@@ -115,7 +129,7 @@ FAKE_CUDA_API int cuDeviceGetPCIBusId(char* id, int bytes, int device) {
     return kInvalidValue;
   }
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-vararg)
-  std::snprintf(id, static_cast<std::size_t>(bytes), "0000:00:0%d.0", device);
+  std::snprintf(id, static_cast<std::size_t>(bytes), "0000:0A:0%d.0", device - kFirstHandle);
   return 0;
 }
 
@@ -125,7 +139,7 @@ FAKE_CUDA_API int cuDevicePrimaryCtxRetain(void** context, int device) {
   if (error != 0 || !IsDevice(device)) {
     return error != 0 ? error : kInvalidDevice;
   }
-  Context& known = g.contexts[static_cast<std::size_t>(device)];
+  Context& known = ContextOf(device);
   ++known.retained;
   ++g.counts.contexts;
   *context = &known;
@@ -135,7 +149,10 @@ FAKE_CUDA_API int cuDevicePrimaryCtxRetain(void** context, int device) {
 FAKE_CUDA_API int cuDevicePrimaryCtxRelease_v2(int device) {
   const std::scoped_lock lock(g.mutex);
   const int error = Begin("cuDevicePrimaryCtxRelease");
-  Context& known = g.contexts[static_cast<std::size_t>(device)];
+  if (!IsDevice(device)) {
+    return kInvalidDevice;
+  }
+  Context& known = ContextOf(device);
   if (known.retained == 0) {
     return kInvalidContext;
   }
@@ -222,9 +239,12 @@ FAKE_CUDA_API int cuStreamDestroy_v2(void* stream) {
   return error;
 }
 
-FAKE_CUDA_API int cuEventCreate(void** event, unsigned /*flags*/) {
+FAKE_CUDA_API int cuEventCreate(void** event, unsigned flags) {
   const std::scoped_lock lock(g.mutex);
   const int error = BeginInContext("cuEventCreate");
+  if (error == 0 && flags != (kEventBlockingSync | kEventDisableTiming)) {
+    return kInvalidValue;
+  }
   if (error == 0) {
     *event = new Event{t_current.back()->device};
     ++g.counts.events;
@@ -295,14 +315,14 @@ FAKE_CUDA_API int cuEventSynchronize(void* event) {
 
 // ---- host memory ----
 
-FAKE_CUDA_API int cuMemHostRegister_v2(void* memory, std::size_t bytes, unsigned /*flags*/) {
+FAKE_CUDA_API int cuMemHostRegister_v2(void* memory, std::size_t bytes, unsigned flags) {
   const std::scoped_lock lock(g.mutex);
   const int error = BeginUnsafe("cuMemHostRegister");
   auto* const begin = static_cast<std::byte*>(memory);
   if (error != 0) {
     return error;
   }
-  if (bytes == 0 || !Mapped(begin, bytes)) {
+  if (bytes == 0 || !Mapped(begin, bytes) || flags != (kRegisterPortable | kRegisterMapped)) {
     return kInvalidValue;
   }
   for (const auto& [known, size] : g.registered) {

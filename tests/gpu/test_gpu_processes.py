@@ -183,3 +183,44 @@ def test_torch_compile_captures_graphs_during_saves(tmp_path: Path) -> None:
         if "triton" in str(error).lower() and "varve" not in str(error):
             pytest.skip(f"torch.compile does not work here: {str(error)[-200:]}")
         raise
+
+
+_RANKS = """
+    import json, os, warnings
+    import torch.distributed as dist
+    import varve.torch.dcp as dcp
+
+    directory, rank = sys.argv[1], int(sys.argv[2])
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=2)
+    large = torch.arange(3_000_000.0, device=gpu.DEVICE)
+    state = {
+        "equal": large, "equal and turned": large.view(1000, 3000).t(), "small": large[:9],
+        "differs": large + rank, "differs and is turned": large.view(3000, 1000).t() - rank,
+    }
+    ways = {
+        "save": varve.torch.save,
+        "async_save": lambda state, path: varve.torch.async_save(state, path).result(),
+        "drop-in save": lambda state, path: dcp.save(state, checkpoint_id=path),
+        "drop-in async_save": lambda state, path: dcp.async_save(state, checkpoint_id=path).result(),
+    }
+    out = {}
+    for way, save in ways.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            save(state, f"{directory}/{way}/saved")
+        texts = [str(w.message) for w in caught if w.category is varve.ReplicasDifferWarning]
+        out[way] = [[name for name in state if f" {name}," in text + "," or f" {name}." in text]
+                    for text in texts]
+    print(json.dumps(out))
+    varve.torch._stager.end_all()
+    sys.stdout.flush()
+    os._exit(0)  # Gloo may abort an interpreter that ends in order.
+"""
+
+
+def test_replicas_of_two_ranks_are_compared_where_they_are(tmp_path: Path) -> None:
+    ranks = [_start(_RANKS, tmp_path, rank) for rank in range(2)]
+    first, second = (json.loads(_end(rank).splitlines()[-1]) for rank in ranks)
+    assert list(first.values()) == [[["differs", "differs and is turned"]]] * 4
+    assert not any(second.values()), "rank 0 warns, for all"

@@ -2,7 +2,13 @@
 /// that Varve calls, two devices in host memory, and streams that are threads. It refuses calls
 /// that a real driver leaves undefined, so that a test can fail: a call without a context, an event
 /// or a copy on a stream of another device, a device's memory read by the process itself (it is not
-/// readable). It shows neither the speed of a device nor rules that it does not implement.
+/// readable). It also refuses what costs more than it should: events that are waited for awake,
+/// memory that is registered for one device alone. It shows neither the speed of a device nor rules
+/// that it does not implement.
+///
+/// The number of a device is its ordinal among those that the process sees, as CUDA_VISIBLE_DEVICES
+/// has them, parts of devices (MIG) too; PyTorch counts alike. The driver's handle of it is another
+/// number.
 ///
 /// Tests name the driver's functions without the suffix _v2.
 #pragma once

@@ -1,16 +1,20 @@
 """The part of the binding that saves in the background."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from varve._core import AsyncSaveReport, DeferredReport, SaveOptions, _Struct
 from varve._core.states import State
 from varve._engine import Coordinator
 
+_Layout = tuple[Sequence[int], Sequence[int], int]
+HostCopy = tuple[int, int, int, tuple[int, int] | None, _Layout | None, str]
+
 class HostBuffer:
     """Memory for copies, which is kept.
 
-    `copy_in` takes (offset, address, bytes, device and stream of device memory or None) and releases the GIL.
+    `copy_in` takes (offset, address, bytes, device and stream of device memory or None, layout, name for errors)
+    and releases the GIL. The layout is None for elements in row-major order, else their sizes, strides and item size.
     """
 
     def __init__(self, bytes: int) -> None: ...
@@ -18,7 +22,7 @@ class HostBuffer:
     def size(self) -> int: ...
     @property
     def address(self) -> int: ...
-    def copy_in(self, copies: list[tuple[int, int, int, tuple[int, int] | None]]) -> None: ...
+    def copy_in(self, copies: list[HostCopy]) -> None: ...
 
 class AsyncSaveHandle:
     @property

@@ -77,7 +77,7 @@ def async_save(
         strip_wrappers: As in `save`.
         save_id: As in `save`.
         on_difference: As in `save`; the warning comes in this call.
-        check_replicas: As in `save`. Tensors are not compared where the stager copies them from devices.
+        check_replicas: As in `save`, of tensors on CUDA devices too.
         timeout: As in `save`, for each time that ranks wait for each other.
         progress: As in `save`; not with executor="process".
         max_write_bandwidth: Bytes a second that this rank writes at most; 0 for no limit.

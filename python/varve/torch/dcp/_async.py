@@ -56,14 +56,13 @@ def async_save(
 
     Args are those of `save` and of torch's `async_save`. The engine copies and saves, as
     `varve.torch.async_save` does with format="dcp", where it saves what torch's default planner and a
-    FileSystemWriter of this package with one file for each rank would: values that need no pickle and
-    tensors in CPU memory, to a name that may be replaced as a whole. All else is copied by this package and saved by
-    torch's planner, on a thread. An `async_stager`, or a `storage_writer` with a `stage` of its own, is
+    FileSystemWriter of this package with one file for each rank would: tensors, also on CUDA devices, and
+    values that need no pickle, to a name that may be replaced as a whole. All else is copied by this package and
+    saved by torch's planner, on a thread. An `async_stager`, or a `storage_writer` with a `stage` of its own, is
     asked for the copy instead. A varve.torch.Stager as `async_stager` copies into its memory and saves by
     its own executor, whatever `async_checkpointer_type` says. It takes what the engine saves, and belongs
     to the caller, who closes it. With AsyncCheckpointerType.PROCESS the agent of this node
-    (`varve.agent`) writes what the engine would save, and torch's process all else. Tensors of these two
-    may be on devices.
+    (`varve.agent`) writes what the engine would save, and torch's process all else.
 
     At most two saves are under way at once. Saves are made in the order of the calls. Memory and threads
     are kept for the next save until `close`. docs/coming-from-dcp.md says how the two ways differ.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,9 +58,9 @@ class StateCopy:
     def __init__(self, copier: StateCopier, state: dict[str, Any]) -> None:
         self._copier = copier
         self._size = 0
-        #: (offset, source, device and stream): dense memory, to be copied by the engine.
-        self._dense: list[tuple[int, torch.Tensor, tuple[int, int] | None]] = []
-        #: (offset, source): all else that has elements.
+        #: (offset, source, device and stream, name): memory that the engine copies.
+        self._reached: list[tuple[int, torch.Tensor, tuple[int, int] | None, str]] = []
+        #: (offset, source): on other devices.
         self._others: list[tuple[int, torch.Tensor]] = []
         self._buffer: Any = None
         self._memory: torch.Tensor | None = None
@@ -70,7 +71,7 @@ class StateCopy:
         except BaseException:
             self.release()
             raise
-        self._dense.clear()
+        self._reached.clear()
         self._others.clear()
 
     def release(self) -> None:
@@ -81,25 +82,25 @@ class StateCopy:
         if buffer is not None:
             self._copier.give_back(buffer)
 
-    def _plan(self, value: Any) -> Any:
+    def _plan(self, value: Any, name: str = "") -> Any:
         """Returns the state with a _Place for each tensor; collects the tensors to copy."""
         if type(value) is torch.Tensor or type(value) is torch.nn.Parameter:
-            return self._place(value.detach())
+            return self._place(value.detach(), name)
         if type(value) is DTensor:
             local = value._local_tensor
             if _by_torch.is_wrapper(local):
                 return _Sharded(value, _Made(_by_torch.on_cpu(local, copy=True)))
-            return _Sharded(value, self._place(local.detach()))
+            return _Sharded(value, self._place(local.detach(), name))
         if isinstance(value, dict):
             made = copy.copy(value)  # Keeps the type: an OrderedDict, say.
             for key, item in value.items():
-                made[key] = self._plan(item)
+                made[key] = self._plan(item, f"{name}.{key}" if name else str(key))
             return made
         if type(value) in (list, tuple):
-            return type(value)(self._plan(item) for item in value)
+            return type(value)(self._plan(item, f"{name}.{i}") for i, item in enumerate(value))
         return _Made(_copy_of(value))
 
-    def _place(self, tensor: torch.Tensor) -> Any:
+    def _place(self, tensor: torch.Tensor, name: str) -> Any:
         if (
             tensor.layout is not torch.strided
             or tensor.is_quantized
@@ -114,8 +115,8 @@ class StateCopy:
         at = -(-self._size // _ALIGNMENT) * _ALIGNMENT
         self._size = at + tensor.nbytes
         cuda = cuda_of(tensor)
-        if (tensor.is_cpu or cuda is not None) and tensor.is_contiguous():
-            self._dense.append((at, tensor, cuda))
+        if tensor.is_cpu or cuda is not None:
+            self._reached.append((at, tensor, cuda, name))
         else:
             self._others.append((at, tensor))
         return _Place(at, tensor.dtype, tuple(tensor.shape))
@@ -123,7 +124,12 @@ class StateCopy:
     def _fill(self) -> None:
         self._buffer = buffer = self._copier.take(max(self._size, 1))
         self._memory = memory_of(buffer)
-        buffer.copy_in([(at, t.data_ptr(), t.nbytes, cuda) for at, t, cuda in self._dense])
+        buffer.copy_in(
+            [
+                (at, t.data_ptr(), t.nbytes, cuda, _layout(t), name)
+                for at, t, cuda, name in self._reached
+            ]
+        )
         for at, tensor in self._others:
             self._view(_Place(at, tensor.dtype, tuple(tensor.shape))).copy_(tensor)
 
@@ -149,6 +155,13 @@ class StateCopy:
                 plan[key] = self._build(plan[key])
             return plan
         return type(plan)(self._build(item) for item in plan)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Sequence[int], Sequence[int], int] | None:
+    """Returns how the elements lie, None where they are in row-major order."""
+    if tensor.is_contiguous():
+        return None
+    return tensor.shape, tensor.stride(), tensor.itemsize
 
 
 class _Place:

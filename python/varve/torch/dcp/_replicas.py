@@ -1,8 +1,8 @@
 """Finds replicas that differ, before torch's planner chooses which rank's value is stored.
 
 1. Each rank fingerprints the tensors of its local plan (the engine's fingerprints: all bytes up to
-   64 KiB, else 64 samples) and puts them into the plan's `storage_data`. So they travel with the plan,
-   and cost no message of their own.
+   64 KiB, else 64 samples; of many tensors on a device in one call, after what is queued there) and puts
+   them into the plan's `storage_data`. So they travel with the plan, and cost no message of their own.
 2. The planner of the coordinator drops replicas from the plans; `storage_data` stays.
 3. The coordinator compares what ranks hold under one name and offsets. It changes nothing: when the
    checkpoint has been published, it warns.
@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from varve import _core
 from varve._engine import warn_of_differences
 from varve.torch.dcp._same_call import Sent
-from varve.torch.dcp._write import add_tensor, resolves_as_torch
+from varve.torch.dcp._write import add_tensor, is_here, resolves_as_torch
 
 
 @dataclasses.dataclass
@@ -41,7 +41,7 @@ def can_compare(planner: SavePlanner) -> bool:
 
 
 def fingerprints(plan: SavePlan, planner: SavePlanner) -> Fingerprints:
-    """Returns fingerprints of the tensors of a plan; tensors on devices have none."""
+    """Returns fingerprints of the tensors of a plan; none of those in memory that the engine cannot read."""
     keep: list[torch.Tensor] = []
     named: list[tuple[str, Any, Any]] = []
     described = _core.DcpItems()
@@ -49,7 +49,7 @@ def fingerprints(plan: SavePlan, planner: SavePlanner) -> Fingerprints:
         if item.tensor_data is None:
             continue
         data = planner.resolve_data(item)
-        if not isinstance(data, torch.Tensor) or not data.is_cpu:
+        if not isinstance(data, torch.Tensor) or not is_here(data):
             continue
         if add_tensor(described, item.index.fqn, data, keep):
             chunk = item.tensor_data.chunk

@@ -1,8 +1,8 @@
 """The writes of one rank: from the items of a save plan to `.distcp` files.
 
-Tensors are resolved, and copied from devices, when the writer reaches them (_turns.py). Three kinds
-of items are resolved beforehand: plain values, whose size is not known; tensors that a planner
-finds in memory as they are; and all items where extensions transform them.
+Tensors that a planner finds as they are, in memory of the CPU or of CUDA devices, are given to the engine, which
+copies them while it writes. Other tensors are resolved, and copied by torch, when the writer reaches them
+(_turns.py). Plain values, whose size is not known, and all items that extensions transform are resolved beforehand.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _add(
     if isinstance(data, io.BytesIO):
         stored.add_archive(fqn, data.getvalue())
         return
-    if not _is_here(data):
+    if not is_here(data):
         if turns is not None and _has_known_size(item) and _dense(data) is not None:
             _add_in_turn(stored, item, lambda: data, turns)
             return
@@ -263,9 +263,11 @@ class _OnlyTorchStores(Exception):
     """A tensor turned out to be one that the engine cannot store, in the middle of its file."""
 
 
-def _is_here(tensor: torch.Tensor) -> bool:
+def is_here(tensor: torch.Tensor) -> bool:
     """Returns True for memory that the engine reads where it is."""
-    return tensor.is_cpu or cuda_of(tensor.detach()) is not None
+    if tensor.is_cpu:
+        return True
+    return not _by_torch.is_wrapper(tensor) and cuda_of(tensor.detach()) is not None
 
 
 def add_tensor(

@@ -88,10 +88,10 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         single_file_per_rank: False writes a file for each item.
         sync_files: Files are made durable in any case. False warns.
         thread_count: Files a rank writes at once; its items are spread over as many by size.
-        per_thread_copy_ahead: Bytes of a file's tensors that are resolved by the planner, and copied
-            from devices, before they are written; for each file that is being written. One tensor
-            more is held at most. 0: one tensor at a time. With `_extensions` all of a file's items
-            are resolved before it is written.
+        per_thread_copy_ahead: Bytes of a file's tensors that a planner makes anew, or that torch copies from
+            a device, before they are written; for each file that is being written. One tensor more is
+            held at most. 0: one tensor at a time. With `_extensions` all of a file's items are resolved
+            before it is written.
         cache_staged_state_dict: As in torch: `stage` reuses its buffers.
         overwrite: False refuses to replace a checkpoint.
         _extensions: As in torch; items then pass through Python one by one.
