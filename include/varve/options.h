@@ -159,8 +159,7 @@ struct LoadOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// Reads at most this far apart become one.
   std::uint64_t max_gap_bytes = std::uint64_t{64} << 10;
-  /// Threads that read. 0: 8, and as many as there are cores, up to 16, for what is in the page
-  /// cache.
+  /// Threads that read; 0 means 8, or as many as cores, up to 16, for what is in the page cache.
   int io_threads = 0;
   ProgressFunction progress;
   std::stop_token stop;

@@ -237,6 +237,7 @@ def test_three_saves_in_a_row_on_one_stager_are_each_their_own(tmp_path: Path) -
     weights = {"w": torch.zeros(24 << 20, device=gpu.DEVICE)}
     with Stager(memory_budget=BUDGET) as stager:
         stager.prepare(weights)
+        stager.wait_prepared()
         saves = []
         for step in range(3):
             weights["w"].add_(1)
