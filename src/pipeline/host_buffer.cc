@@ -71,8 +71,9 @@ Status CheckCopy(const HostCopy& copy, std::uint64_t size) {
     return InvalidArgument("a copy of " + std::to_string(copy.bytes) + " bytes to " +
                            std::to_string(copy.at) + " does not fit into " + std::to_string(size));
   }
-  if (!copy.strides.empty() && (copy.strides.size() != copy.sizes.size() ||
-                                CheckedProduct(copy.sizes) != copy.bytes / copy.item)) {
+  if (!copy.strides.empty() &&
+      (copy.item == 0 || copy.bytes % copy.item != 0 || copy.strides.size() != copy.sizes.size() ||
+       CheckedProduct(copy.sizes) != copy.bytes / copy.item)) {
     return InvalidArgument("a copy of " + std::to_string(copy.bytes) +
                            " bytes has the sizes of another tensor");
   }

@@ -21,17 +21,6 @@ namespace {
 // Strided memory is copied in steps that fit the cache, then summed.
 constexpr std::uint64_t kStridedStepBytes = std::uint64_t{128} << 10;
 
-/// Copies bytes [at, at + out.size()) of a segment in host memory.
-void CopyHostPart(const FileSegment& segment, std::uint64_t at, std::span<std::byte> out) {
-  if (!segment.region) {
-    std::memcpy(out.data(), segment.literal.data() + at, out.size());
-  } else if (const auto source = segment.region->Contiguous(segment.begin + at, out.size())) {
-    StreamCopy(*source, out.data());
-  } else {
-    segment.region->CopyFromMemory(segment.begin + at, out);
-  }
-}
-
 /// Copies bytes [at, at + out.size()) of a segment and extends the checksum over them. `arrived`:
 /// where they are already, of a segment on a device; may be `out` itself.
 std::uint32_t CopyPart(std::uint32_t crc, const FileSegment& segment, std::uint64_t at,
@@ -88,8 +77,7 @@ Status SegmentCopier::Copy(std::uint64_t begin, std::span<std::byte> out,
     VARVE_ASSIGN_OR_RETURN(through, LeaseFor(segments, out));
     arrived = through.data() != nullptr ? through.data() : arrived;
     VARVE_RETURN_IF_ERROR(fetch_->Fetch(segments, at_first, {arrived, out.size()}));
-    if (sums_later_ && arrived == out.data()) {
-      CopyHostParts(begin, out);
+    if (sums_later_ && arrived == out.data() && CopyLiterals(begin, out)) {
       return Status::Ok();
     }
   }
@@ -115,18 +103,23 @@ Status SegmentCopier::Copy(std::uint64_t begin, std::span<std::byte> out,
   return Status::Ok();
 }
 
-/// Copies what segments in host memory have of the bytes from `begin` on.
-void SegmentCopier::CopyHostParts(std::uint64_t begin, std::span<std::byte> out) const {
+/// Copies what is literal of the bytes from `begin` on. Returns false where some are tensors in
+/// host memory, which are summed as they are copied: a tensor that changes meanwhile is then found.
+bool SegmentCopier::CopyLiterals(std::uint64_t begin, std::span<std::byte> out) const {
   for (std::size_t part = PartAt(begin); !out.empty(); ++part) {
     const FileSegment& segment = segments_[part];
     const std::uint64_t rest = parts_[part].end - begin;
     const std::uint64_t step = std::min<std::uint64_t>(rest, out.size());
     if (!segment.device && step > 0) {
-      CopyHostPart(segment, segment.bytes - rest, out.first(step));
+      if (segment.region) {
+        return false;
+      }
+      std::memcpy(out.data(), segment.literal.data() + (segment.bytes - rest), step);
     }
     begin += step;
     out = out.subspan(step);
   }
+  return true;
 }
 
 void SegmentCopier::Sum(std::span<const std::byte> bytes, std::vector<std::uint32_t>* sums) const {

@@ -38,9 +38,9 @@ class SegmentCopier {
 
   /// Copies the bytes from `begin` (a multiple of the checksum block) on to `out`, the beginning of
   /// a pool's block of kPoolBlockBytes, and appends the sum of each checksum block of them. With
-  /// `sums_later` none is appended where a device has copied some of the bytes to their place: the
-  /// caller has Sum make the sums when it has told the training that the copy is made. Errors:
-  /// those of reading a device, naming tensors.
+  /// `sums_later` none is appended where devices have copied all tensors' bytes to their place: the
+  /// caller has Sum make the sums, and lets training go on meanwhile. Errors: those of reading a
+  /// device, naming tensors.
   Status Copy(std::uint64_t begin, std::span<std::byte> out, std::vector<std::uint32_t>* sums);
 
   /// Appends the sum of each checksum block of `bytes`, which Copy has copied.
@@ -51,7 +51,7 @@ class SegmentCopier {
 
  private:
   [[nodiscard]] std::size_t PartAt(std::uint64_t offset) const;
-  void CopyHostParts(std::uint64_t begin, std::span<std::byte> out) const;
+  bool CopyLiterals(std::uint64_t begin, std::span<std::byte> out) const;
   [[nodiscard]] Result<BufferPool::Lease> LeaseFor(std::span<const FileSegment> segments,
                                                    std::span<std::byte> out) const;
 

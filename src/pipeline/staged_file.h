@@ -61,15 +61,17 @@ class StagedFile {
   /// more.
   StagingPool::Reservation TakeMemory() { return std::move(memory_); }
 
-  /// Copies all segments, taking the checksums of blocks in the same pass, on the calling thread
-  /// and up to `threads` - 1 others. Then calls `check`, which may refuse the copy. Errors:
+  /// Copies all segments, taking the checksums of blocks in the same pass (but see
+  /// SumInBackground), on the calling thread and up to `threads` - 1 others. Then calls `check`,
+  /// which may refuse the copy. Errors:
   /// Cancelled on `stop` or when the writing of an earlier wave has failed; `check`'s; those of
   /// reading a device.
   Status Fill(int threads, const std::stop_token& stop, const std::function<Status()>& check = {});
 
   /// Starts a thread that makes the sums which Fill has left out; WriteTo waits for them. Where the
-  /// system starts none, makes them itself. Must be called before the copy is reported as made:
-  /// what writes to staging memory from then on is found.
+  /// system starts none, makes them itself. What writes to the staging memory of a block before its
+  /// sum has been made is not found. Must be called before the copy is reported as made: whoever
+  /// writes the file may destroy this afterwards.
   void SumInBackground();
 
   /// Reports that Fill is not called, or does not go on, so that WriteTo does not wait for it.
@@ -79,10 +81,10 @@ class StagedFile {
   void Discard(Status reason);
 
   /// Writes the copy at `data_begin` of `file`, hashing content on the way; waits for what Fill has
-  /// not copied yet. Each block is compared with the checksum taken when it was staged. Errors: the
-  /// first I/O error; the error that Fill or Abandon reported; DataLoss naming the segment when a
-  /// block no longer matches, because the source changed while it was copied or something else
-  /// wrote to the memory, also where borrowed memory is not intact; Cancelled.
+  /// not copied yet. Each block is compared with the checksum taken when or after it was staged.
+  /// Errors: the first I/O error; the error that Fill or Abandon reported; DataLoss naming the
+  /// segment when a block no longer matches, because the source changed while it was copied or
+  /// something else wrote to the memory, also where borrowed memory is not intact; Cancelled.
   Result<WrittenSegments> WriteTo(WritableFile& file, std::uint64_t data_begin,
                                   const WriteSegmentsOptions& options);
 

@@ -403,13 +403,13 @@ Result<Bytes> MergedStructure(const std::vector<LocalPlan>& plans) {
       different.emplace_back(plan.structure);
     }
   }
-  if (different.size() <= 1) {  // That of SPMD jobs is taken as it is.
-    return different.empty() ? Bytes() : Bytes(different.front());
-  }
   std::vector<Value> values;
   for (const std::string_view structure : different) {
     VARVE_ASSIGN_OR_RETURN(Value value, DecodeValue(structure));
     values.push_back(std::move(value));
+  }
+  if (values.size() <= 1) {  // That of SPMD jobs stays as it is.
+    return values.empty() ? Bytes() : Bytes(different.front());
   }
   VARVE_ASSIGN_OR_RETURN(const Value merged, MergeStructures(values));
   return EncodeValue(merged);

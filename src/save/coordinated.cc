@@ -242,6 +242,7 @@ class CoordinatedSave final : public SaveSession {
     std::vector<Bytes> placements(settled_.plans.size());
     if (format().place != nullptr) {
       VARVE_ASSIGN_OR_RETURN(placements, format().place(&settled_));
+      settled_.placement = placements[0];  // What follows looks at it.
     }
     settled_.joins = format().joined != nullptr && format().joined->is_needed(settled_);
     if (claim_ == Claim::kWithPlan) {
@@ -249,7 +250,6 @@ class CoordinatedSave final : public SaveSession {
     }
     settled_.claim = commit_ == nullptr ? "" : commit_->claim();
     settled_.assignment = settled_.settled.ranks[0];
-    settled_.placement = std::move(placements[0]);
     std::vector<std::string> replies(placements.size());
     for (std::size_t rank = 1; rank < placements.size(); ++rank) {
       replies[rank] = EncodeFields(SaveShare{

@@ -116,8 +116,10 @@ class DeviceSamples {
   Status Flush() {
     if (!moves_.empty()) {
       VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
-      VARVE_RETURN_IF_ERROR(
-          devices->Move(Direction::kToHost, moves_, CudaDevices::Kernels::kOfBefore));
+      // Whole shards may be strided, and many rows; samples are few.
+      const auto kernels = check_ == CheckReplicas::kFull ? CudaDevices::Kernels::kCompile
+                                                          : CudaDevices::Kernels::kOfBefore;
+      VARVE_RETURN_IF_ERROR(devices->Move(Direction::kToHost, moves_, kernels));
     }
     for (const Shard& shard : shards_) {
       *shard.out = HalfOf(Xxh3({block_.data() + shard.begin, shard.bytes}));
