@@ -107,17 +107,22 @@ def use_memory_once() -> float:
     again as taking it from the system. Where training has run for a while that is long past. In
     huge pages, so that what is free afterwards is in pieces as large.
     """
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            memory = mmap.mmap(-1, int(line.split()[1]) * 1024 * 3 // 4)
-            memory.madvise(mmap.MADV_HUGEPAGE)
-            view = torch.frombuffer(memory, dtype=torch.uint8)
-            view.fill_(1)
-            size = view.numel()
-            del view
-            memory.close()
-            return size / GIB
-    return 0.0
+    free = [
+        int(line.split()[1]) * 1024
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemAvailable:")
+    ]
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.exists() and limit.read_text().strip().isdigit():
+        free.append(int(limit.read_text()) // 2)
+    memory = mmap.mmap(-1, min(free) * 3 // 4)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    view = torch.frombuffer(memory, dtype=torch.uint8)
+    view.fill_(1)
+    size = view.numel()
+    del view
+    memory.close()
+    return size / GIB
 
 
 def remove(path: Path) -> None:

@@ -225,8 +225,9 @@ void BindAsync(nb::module_& parent) {
         Status status;
         {
           const GilReleased release;
+          // A producer of a save calls this while the save holds blocks of the shared pool.
           status = CopyByBlocks(to_host ? Direction::kToHost : Direction::kToDevice, pairs,
-                                BufferPool::Shared());
+                                BufferPool::OfCopies());
         }
         RaiseIfError(status);
       },

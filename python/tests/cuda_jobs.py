@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from typing import Any
 
 import cuda_stand_in
@@ -109,6 +110,28 @@ def saves(directory: str, executor: str) -> dict[str, Any]:
     return out
 
 
+class SlowPlanner(DefaultSavePlanner):
+    """A planner of the caller's, whose tensors are asked for one by one, all files at once."""
+
+    def resolve_data(self, write_item: Any) -> Any:
+        """Takes so long that all files are begun."""
+        time.sleep(0.2)
+        return super().resolve_data(write_item)
+
+
+def many_files(directory: str, _: str) -> dict[str, Any]:
+    """Saves more files at once than the engine has blocks, each of one tensor of a device."""
+    contents = {f"w{i}": torch.rand(1000) for i in range(40)}
+    state = {name: on_device(tensor, 0) for name, tensor in contents.items()}
+    path = os.path.join(directory, "many")
+    dcp.save(
+        state, storage_writer=dcp.FileSystemWriter(path, thread_count=40), planner=SlowPlanner()
+    )
+    into = {name: torch.zeros(1000) for name in contents}
+    dcp.load(into, checkpoint_id=path)
+    return {"same": all(torch.equal(into[name], tensor) for name, tensor in contents.items())}
+
+
 def synchronous(directory: str, _: str) -> dict[str, Any]:
     """Saves at once in three formats, by the drop-in too, and loads into tensors of devices."""
     state = a_state()
@@ -164,4 +187,10 @@ def synchronous(directory: str, _: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     cuda_stand_in.install(sys.argv[1])
-    print(json.dumps({"saves": saves, "synchronous": synchronous}[sys.argv[2]](*sys.argv[3:])))
+    print(
+        json.dumps(
+            {"saves": saves, "synchronous": synchronous, "many_files": many_files}[sys.argv[2]](
+                *sys.argv[3:]
+            )
+        )
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import subprocess
@@ -74,6 +75,21 @@ def test_the_optimizers_state_is_made_beside_its_parameters(
     made = again.accelerator._optimizers[0].state_dict()["state"]
     wanted = loop.accelerator._optimizers[0].state_dict()["state"]
     assert all(torch.equal(made[at]["exp_avg"], wanted[at]["exp_avg"]) for at in wanted)
+
+
+def test_a_load_replaces_the_state_that_an_optimizer_has(tmp_path: Path) -> None:
+    loop = Loop()
+    loop.epoch()
+    loop.checkpoints.save_state(tmp_path / "one").result()
+    optimizer = loop.accelerator._optimizers[0]
+    wanted = copy.deepcopy(optimizer.state_dict()["state"])
+    loop.epoch()
+    for entries in optimizer.state.values():
+        entries["of_a_late_step"] = torch.ones(3)  # The checkpoint has none.
+    loop.checkpoints.load_state(tmp_path / "one")
+    found = optimizer.state_dict()["state"]
+    assert all(found[at].keys() == wanted[at].keys() for at in wanted)
+    assert all(torch.equal(found[at]["exp_avg"], wanted[at]["exp_avg"]) for at in wanted)
 
 
 def test_install_makes_the_accelerators_own_methods_save_and_load(tmp_path: Path) -> None:

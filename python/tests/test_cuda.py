@@ -57,6 +57,10 @@ def test_tensors_of_devices_are_copied_by_the_engine_with_no_option_set(
 
 
 @pytest.mark.slow
+def test_more_files_than_blocks_are_written_at_once(tmp_path: Path) -> None:
+    assert _run("many_files", tmp_path, "thread") == {"same": True}
+
+
 def test_synchronous_saves_and_loads_go_straight_between_devices_and_files(tmp_path: Path) -> None:
     out = _run("synchronous", tmp_path, "thread")
     device_bytes, pageable_bytes, same = out["save"]

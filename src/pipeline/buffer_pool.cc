@@ -15,7 +15,10 @@ namespace {
 /// Blocks of one mapping, and of one registration.
 constexpr std::uint64_t kRangeBlocks = 8;
 
+constexpr std::uint64_t kCopiesBudgetBytes = kRangeBlocks * kPoolBlockBytes;
+
 BufferPool* g_shared = nullptr;
+BufferPool* g_of_copies = nullptr;
 
 }  // namespace
 
@@ -31,15 +34,34 @@ BufferPool::~BufferPool() {
   }
 }
 
-BufferPool& BufferPool::Shared() {
+namespace {
+
+/// Makes the pools of the process, and those of each child.
+void MakePools() {
+  g_shared = new BufferPool(kDefaultBudgetBytes);
+  g_of_copies = new BufferPool(kCopiesBudgetBytes);
+}
+
+void MakePoolsOnce() {
   static const bool made = [] {
-    g_shared = new BufferPool(kDefaultBudgetBytes);
-    // The parent's is left as it is: a thread of it may have held the lock.
-    ::pthread_atfork(nullptr, nullptr, [] { g_shared = new BufferPool(kDefaultBudgetBytes); });
+    MakePools();
+    // The parent's are left as they are: a thread of it may have held a lock.
+    ::pthread_atfork(nullptr, nullptr, MakePools);
     return true;
   }();
   (void)made;
+}
+
+}  // namespace
+
+BufferPool& BufferPool::Shared() {
+  MakePoolsOnce();
   return *g_shared;
+}
+
+BufferPool& BufferPool::OfCopies() {
+  MakePoolsOnce();
+  return *g_of_copies;
 }
 
 Status BufferPool::Map(std::uint64_t blocks) {

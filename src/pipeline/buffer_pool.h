@@ -36,6 +36,8 @@ class BufferPool {
   /// Returns the pool shared by all saves and loads of the process. Never destroyed. A forked child
   /// begins with an empty one: memory that is registered stays with its process.
   static BufferPool& Shared();
+  /// Returns a small one likewise, for copies that a holder of a block of Shared may wait for.
+  static BufferPool& OfCopies();
 
   /// Gives itself back when destroyed. Move-only; empty after being moved from.
   class Lease {

@@ -114,7 +114,7 @@ def test_tensors_elsewhere_are_copied_in_their_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here there is no device: the tensors that count as being on one are in memory all the same."""
-    monkeypatch.setattr(_write, "_is_here", lambda tensor: False)
+    monkeypatch.setattr(_write, "is_here", lambda tensor: False)
     dcp.save(dict(STATE), checkpoint_id=tmp_path / "step")
     assert_saved(tmp_path / "step", STATE)
 

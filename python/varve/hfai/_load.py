@@ -137,7 +137,7 @@ class _Mapped(TorchArrays):
     """Makes tensors that are parts of the files, mapped privately: writing to them changes no file."""
 
     def __init__(self, reader: _core.Reader) -> None:
-        super().__init__()
+        super().__init__(device="cpu")
         self._reader = reader
         self._storages: dict[str, torch.UntypedStorage] = {}
         self._mapped: dict[int, torch.Tensor] = {}

@@ -259,9 +259,14 @@ class VarveCheckpoints:
         return distributed_state.get_optimizer_state_dict(model, optimizer.optimizer)
 
     def _optimizer_target(self, index: int) -> Any:
-        """Returns what a load fills: a plain optimizer, or the state of a sharded one."""
+        """Returns what a load fills: a plain optimizer that is new, or the state of a sharded one.
+
+        Nothing for one that has state, which is replaced as a whole: it may be of another shape.
+        """
         state = self._optimizer_state(index)
-        return dict(state) if self._model_of_optimizer(index) is not None else state
+        if self._model_of_optimizer(index) is not None:
+            return dict(state)
+        return {} if state.state else state
 
     def _model_of_optimizer(self, index: int) -> torch.nn.Module | None:
         """Returns the sharded model that an optimizer trains, which has its position; None for others."""
@@ -360,9 +365,11 @@ class VarveCheckpoints:
             accelerator.scaler.load_state_dict(state["scaler"])
         for index, loaded in enumerate(state.get("optimizers", [])):
             sharded = self._model_of_optimizer(index)
+            optimizer = accelerator._optimizers[index]
             if sharded is not None:
-                optimizer = accelerator._optimizers[index].optimizer
-                distributed_state.set_optimizer_state_dict(sharded, optimizer, loaded)
+                distributed_state.set_optimizer_state_dict(sharded, optimizer.optimizer, loaded)
+            elif loaded is not optimizer:
+                optimizer.load_state_dict(loaded)
         for scheduler, loaded in zip(
             accelerator._schedulers, state.get("schedulers", []), strict=True
         ):

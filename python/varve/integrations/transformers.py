@@ -385,10 +385,14 @@ class VarveTrainerMixin:
         scaler = getattr(self.accelerator, "scaler", None)
         if scaler is not None and any(n.startswith(f"{_hf_model.TRAINER}.scaler.") for n in names):
             trainer["scaler"] = {}
-        state = {_hf_model.OPTIMIZER: self.optimizer, _hf_model.TRAINER: trainer}
+        # One that has state is replaced as a whole: it may be of another shape.
+        optimizer = {} if self.optimizer.state else self.optimizer
+        state = {_hf_model.OPTIMIZER: optimizer, _hf_model.TRAINER: trainer}
         load_own_or_first(
             state, checkpoint, timeout=saving.timeout, allow_pickle=saving.allow_pickle
         )
+        if state[_hf_model.OPTIMIZER] is not self.optimizer:
+            self.optimizer.load_state_dict(state[_hf_model.OPTIMIZER])
         self.lr_scheduler.load_state_dict(trainer["scheduler"])
         if "scaler" in trainer:
             assert scaler is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -132,12 +133,15 @@ def load_fsdp_optim_state(
         flat = FSDP.optim_state_dict_to_load(fsdp_model, optim, optim_state)
     else:
         flat = _numbered(HeldModel(fsdp_model), optim, optim_state)
-    is_own = isinstance(fsdp_model, FSDP)
+    theirs = {tensor.untyped_storage().data_ptr() for tensor in _tensors_in(optim_state)}
     parameters = [parameter for group in optim.param_groups for parameter in group["params"]]
     for at, entries in flat["state"].items():
+        # State of the user's has other keys than numbers, and parameters that are not trained any more.
+        parameter = parameters[at] if isinstance(at, int) else None
         for key, value in entries.items():
             if isinstance(value, torch.Tensor):
-                entries[key] = _beside(parameters[at], key, value, is_own)
+                is_own = value.untyped_storage().data_ptr() not in theirs
+                entries[key] = _beside(parameter, key, value, is_own)
     groups = _optim.restored_groups(optim, flat["param_groups"])
     number = 0
     for live, group in zip(optim.param_groups, groups, strict=True):
@@ -146,12 +150,22 @@ def load_fsdp_optim_state(
     optim.load_state_dict({"state": flat["state"], "param_groups": groups})
 
 
-def _beside(parameter: torch.Tensor, key: str, value: torch.Tensor, is_own: bool) -> torch.Tensor:
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if type(value) in (torch.Tensor, torch.nn.Parameter):  # Of the others FSDP makes new ones.
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_in(item)
+
+
+def _beside(
+    parameter: torch.Tensor | None, key: str, value: torch.Tensor, is_own: bool
+) -> torch.Tensor:
     """Returns a tensor of an optimizer's state where the optimizer will have it: `load_state_dict` copies none.
 
-    `is_own`: nobody else has its memory.
+    `is_own`: the caller's state does not have its memory.
     """
-    if key == "step" or parameter.device.type != "cuda":
+    if parameter is None or key == "step" or parameter.device.type != "cuda":
         return on_host(value)
     if value.device != parameter.device:
         return on_device(value, parameter.device)

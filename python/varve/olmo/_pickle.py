@@ -24,7 +24,7 @@ import torch
 from varve import _core
 from varve.errors import InvalidArgumentError
 from varve.olmo._errors import NotPicklableError
-from varve.torch._devices import cuda_of
+from varve.torch._devices import cuda_of, on_host
 
 #: Modules of classes that written pickles may name, as the oldest software that OLMo runs with calls
 #: them: torch 2.0, numpy 1, Python 3.12. Later ones open these names too.
@@ -45,7 +45,10 @@ def on_cpu(tensor: torch.Tensor) -> Any:
     """
     tensor = tensor.detach()
     cuda = cuda_of(tensor)
-    return tensor.cpu() if cuda is None else _OnCpu(tensor.contiguous(), cuda)
+    if cuda is None:
+        return tensor.cpu()
+    dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+    return _OnCpu(tensor, cuda) if dense else on_host(tensor)  # Else there are gaps.
 
 
 class _OnCpu:
