@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -19,13 +20,18 @@ import varve.torch
 import varve.torch.dcp as dcp
 from varve.torch import Stager, async_save
 
-CONTENTS = {
-    "a": torch.arange(3_000_000, dtype=torch.float32).view(3000, 1000),
-    "b": torch.arange(50, dtype=torch.int64),
-    "c": torch.rand(2_000_000, dtype=torch.float64),
-    "host": torch.rand(1000, 1000),
-}
 DEVICES = {"a": 0, "b": 1, "c": 1}
+
+
+@functools.cache
+def contents() -> dict[str, torch.Tensor]:
+    """Tensors by name. Not made by the import: torch's threads would not outlive the fork of a rank."""
+    return {
+        "a": torch.arange(3_000_000, dtype=torch.float32).view(3000, 1000),
+        "b": torch.arange(50, dtype=torch.int64),
+        "c": torch.rand(2_000_000, dtype=torch.float64),
+        "host": torch.rand(1000, 1000),
+    }
 
 
 class _Planner(DefaultSavePlanner):
@@ -35,14 +41,14 @@ class _Planner(DefaultSavePlanner):
 def a_state() -> dict[str, Any]:
     """A step, tensors on two devices, and one of the host."""
     state: dict[str, Any] = {"step": 3}
-    for name, content in CONTENTS.items():
+    for name, content in contents().items():
         state[name] = on_device(content, DEVICES[name]) if name in DEVICES else content.clone()
     return state
 
 
 def is_same(loaded: Any) -> bool:
     """Returns whether a state read on the CPU is that of `a_state`."""
-    same = all(torch.equal(loaded[name], content) for name, content in CONTENTS.items())
+    same = all(torch.equal(loaded[name], content) for name, content in contents().items())
     return same and loaded["step"] == 3
 
 
@@ -64,10 +70,10 @@ def _drop_while_copied(state: dict[str, Any], path: str, stager: Stager) -> list
 def _load_from_agent(path: str) -> list[Any]:
     """Fills tensors of devices from the agent's memory; returns the bytes from there, and whether it is right."""
     into: dict[str, Any] = {
-        n: on_device(torch.zeros_like(CONTENTS[n]), d) for n, d in DEVICES.items()
+        n: on_device(torch.zeros_like(contents()[n]), d) for n, d in DEVICES.items()
     }
     report = varve.torch.load(into, path)
-    same = all(torch.equal(peek(into[name]), CONTENTS[name]) for name in DEVICES)
+    same = all(torch.equal(peek(into[name]), contents()[name]) for name in DEVICES)
     return [report.bytes_from_agent >= report.device_bytes > 0, same]
 
 
@@ -106,7 +112,7 @@ def saves(directory: str, executor: str) -> dict[str, Any]:
         out["deferred"] = is_same(
             varve.torch.read(os.path.join(directory, "later"), use_agent=False)
         )
-    out["sum"] = sum(CONTENTS[name].nbytes for name in DEVICES)
+    out["sum"] = sum(contents()[name].nbytes for name in DEVICES)
     return out
 
 
@@ -142,7 +148,7 @@ def synchronous(directory: str, _: str) -> dict[str, Any]:
     tensors = {name: tensor for name, tensor in state.items() if name != "step"}
     folder = os.path.join(directory, "hf")
     varve.torch.save(tensors, folder, format="hf")
-    out["hf"] = all(torch.equal(t, CONTENTS[n]) for n, t in varve.torch.read(folder).items())
+    out["hf"] = all(torch.equal(t, contents()[n]) for n, t in varve.torch.read(folder).items())
     ways: dict[str, Any] = {
         "dcp": dcp.save,
         "dcp-async": lambda *a, **k: dcp.async_save(*a, **k).result(),
@@ -172,16 +178,16 @@ def synchronous(directory: str, _: str) -> dict[str, Any]:
     loaded = varve.torch.load(wanted, path, cast=True)
     out["load"] = {
         "device_bytes": loaded.device_bytes,
-        "a": torch.equal(peek(wanted["a"].t()).t(), CONTENTS["a"]),
-        "b": torch.equal(peek(wanted["b"]), CONTENTS["b"]),
-        "c": torch.equal(peek(wanted["c"]), CONTENTS["c"].float()),
-        "host": torch.equal(wanted["host"], CONTENTS["host"]),
+        "a": torch.equal(peek(wanted["a"].t()).t(), contents()["a"]),
+        "b": torch.equal(peek(wanted["b"]), contents()["b"]),
+        "c": torch.equal(peek(wanted["c"]), contents()["c"].float()),
+        "host": torch.equal(wanted["host"], contents()["host"]),
     }
     into = a_state()
     for name in DEVICES:
-        into[name] = on_device(torch.zeros_like(CONTENTS[name]), 0)
+        into[name] = on_device(torch.zeros_like(contents()[name]), 0)
     dcp.load(into, checkpoint_id=os.path.join(directory, "dcp"))
-    out["dcp-load"] = all(torch.equal(peek(into[name]), CONTENTS[name]) for name in DEVICES)
+    out["dcp-load"] = all(torch.equal(peek(into[name]), contents()[name]) for name in DEVICES)
     return out
 
 

@@ -14,6 +14,9 @@ _, _, _others = os.environ.pop("PYTHONPATH", "").partition(os.pathsep)
 if _others:
     os.environ["PYTHONPATH"] = _others
 
+importlib.import_module("torch")
+_THREADS = len(os.listdir("/proc/self/task"))  # OpenBLAS's, which a fork stops and starts.
+
 # The first DTensor of a process imports torch._dynamo.
 _JOBS = sorted(path.stem for path in Path(__file__).parent.glob("*_jobs.py"))
 for _name in ("torch.distributed.tensor", "torch._dynamo", "varve.torch", *_JOBS):
@@ -21,8 +24,11 @@ for _name in ("torch.distributed.tensor", "torch._dynamo", "varve.torch", *_JOBS
     with contextlib.suppress(ImportError, OSError):
         importlib.import_module(_name)
 
-# A fork copies no thread.
+# A fork copies no thread. OpenMP's begin with the first large tensor, and ranks would wait for them.
 assert threading.active_count() == 1, threading.enumerate()
+assert len(os.listdir("/proc/self/task")) == _THREADS, (
+    "a module of jobs computes when it is imported"
+)
 # A rank's collector would write to each of these objects, and so copy nearly all pages of the server.
 gc.collect()
 gc.freeze()

@@ -51,7 +51,7 @@ class SegmentCopier {
 
  private:
   [[nodiscard]] std::size_t PartAt(std::uint64_t offset) const;
-  bool CopyLiterals(std::uint64_t begin, std::span<std::byte> out) const;
+  [[nodiscard]] bool CopyLiterals(std::uint64_t begin, std::span<std::byte> out) const;
   [[nodiscard]] Result<BufferPool::Lease> LeaseFor(std::span<const FileSegment> segments,
                                                    std::span<std::byte> out) const;
 
