@@ -45,6 +45,9 @@ void fake_cuda_free(void* memory) {
 }
 
 void fake_cuda_poke(void* memory, const void* from, std::size_t bytes) {
+  if (bytes == 0) {
+    return;
+  }
   const std::scoped_lock lock(g.mutex);
   std::size_t offset = 0;
   const auto known = Find(static_cast<std::byte*>(memory), bytes, &offset);
@@ -52,6 +55,9 @@ void fake_cuda_poke(void* memory, const void* from, std::size_t bytes) {
 }
 
 void fake_cuda_peek(const void* memory, void* to, std::size_t bytes) {
+  if (bytes == 0) {
+    return;
+  }
   const std::scoped_lock lock(g.mutex);
   std::size_t offset = 0;
   const auto known = Find(static_cast<const std::byte*>(memory), bytes, &offset);
