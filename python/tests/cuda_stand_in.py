@@ -7,7 +7,9 @@ the package is told that they are on a device, and so is who asks them for `is_c
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from async_jobs import LONG
 
 from varve import _tree
 from varve.torch import _devices, _tensors
@@ -38,6 +41,19 @@ def library() -> str:
         assert "VARVE_REQUIRE_BUILD" not in os.environ, f"{found} was not built"
         pytest.skip(f"{found} is not built: cmake --build --preset dev")
     return str(found)
+
+
+def run_job(program: str, job: str, *arguments: object) -> dict[str, Any]:
+    """The result of a job of a program in this folder, in a process of its own with the stand-in."""
+    done = subprocess.run(
+        [sys.executable, Path(__file__).parent / program, library(), job, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+    )
+    assert done.returncode == 0, done.stderr
+    out: dict[str, Any] = json.loads(done.stdout)
+    return out
 
 
 def on_device(content: torch.Tensor, device: int) -> torch.Tensor:

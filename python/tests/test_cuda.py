@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from async_jobs import LONG
-from cuda_stand_in import library
+from cuda_stand_in import run_job
 
 import varve.torch
 from varve.errors import InvalidArgumentError, UnsupportedError
@@ -20,16 +16,7 @@ from varve.torch import Stager
 
 
 def _run(job: str, *arguments: object) -> dict[str, Any]:
-    program = Path(__file__).parent / "cuda_jobs.py"
-    done = subprocess.run(
-        [sys.executable, program, library(), job, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-    )
-    assert done.returncode == 0, done.stderr
-    out: dict[str, Any] = json.loads(done.stdout)
-    return out
+    return run_job("cuda_jobs.py", job, *arguments)
 
 
 @pytest.mark.slow

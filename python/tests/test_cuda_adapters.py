@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from async_jobs import LONG
-from cuda_stand_in import library
+from cuda_stand_in import run_job
 
 
 def run(job: str, *arguments: object) -> dict[str, Any]:
-    program = Path(__file__).parent / "cuda_adapter_jobs.py"
-    done = subprocess.run(
-        [sys.executable, program, library(), job, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-    )
-    assert done.returncode == 0, done.stderr
-    out: dict[str, Any] = json.loads(done.stdout)
-    return out
+    return run_job("cuda_adapter_jobs.py", job, *arguments)
 
 
 @pytest.mark.slow
