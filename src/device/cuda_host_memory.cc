@@ -1,5 +1,5 @@
-// What CudaDevices knows of the host's memory: what is registered with the driver, what is kept for
-// the next use, and where it is near a device.
+// The functions of CudaDevices for the host's memory: they register it with the driver, keep some
+// for the next use, and find the NUMA node of a device.
 
 #include <algorithm>
 #include <array>

@@ -11,11 +11,11 @@
 
 namespace varve {
 
-/// What was read, and what of it was copied to devices by the way.
+/// Counts of one load: bytes that were read, and those of them that were copied to devices.
 struct ReadToDevice {
   std::uint64_t bytes_read = 0;
   std::uint64_t device_bytes = 0;
-  double device_seconds = 0;  ///< Of all threads, for these.
+  double device_seconds = 0;  ///< For these; the threads' mean.
 };
 
 /// Orders what is copied to targets behind the work that is queued on their streams. Errors:

@@ -68,10 +68,10 @@ class StagedFile {
   /// reading a device.
   Status Fill(int threads, const std::stop_token& stop, const std::function<Status()>& check = {});
 
-  /// Starts a thread that makes the sums which Fill has left out; WriteTo waits for them. Where the
-  /// system starts none, makes them itself. What writes to the staging memory of a block before its
-  /// sum has been made is not found. Must be called before the copy is reported as made: whoever
-  /// writes the file may destroy this afterwards.
+  /// Starts a thread that makes the sums which Fill has left out; WriteTo waits for them. Makes
+  /// them itself where the system starts no thread. A sum cannot find a write to its block that
+  /// came before it. Must be called before the caller reports the copy as made: the writing thread
+  /// may destroy this object from then on.
   void SumInBackground();
 
   /// Reports that Fill is not called, or does not go on, so that WriteTo does not wait for it.

@@ -32,8 +32,8 @@ constexpr std::array<ErrorText, 9> kErrors{{
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 }};
 
-// What the engine must ask for, though a real driver does with less: without these a wait is awake,
-// and memory is registered for one device alone.
+// The stand-in refuses calls without these flags; a real driver takes them. There a wait uses a
+// core without kEventBlockingSync, and one device alone knows memory without kRegisterPortable.
 constexpr unsigned kEventBlockingSync = 1;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kRegisterPortable = 1;

@@ -22,16 +22,16 @@
 namespace varve::test {
 namespace {
 
-constexpr int kNobody = -1;
+constexpr int kNoGroup = -1;
 
-thread_local int group = kNobody;
+thread_local int group = kNoGroup;
 std::atomic<bool> armed{false};
 std::atomic<std::uint64_t> calls{0};
 Refusal refusal;  // Written before `armed` is.
 
 /// Counts a call; true when it is to fail.
 [[maybe_unused]] bool Refuses(Resource resource) {
-  if (group == kNobody || !armed || refusal.resource != resource ||
+  if (group == kNoGroup || !armed || refusal.resource != resource ||
       (refusal.group && *refusal.group != group)) {
     return false;
   }
@@ -52,9 +52,9 @@ Exhaustion::~Exhaustion() { armed = false; }
 bool Exhaustion::met() { return calls > refusal.number; }
 
 Subject::Subject(int of_group) { group = of_group; }
-Subject::~Subject() { group = kNobody; }
+Subject::~Subject() { group = kNoGroup; }
 
-Elsewhere::Elsewhere() : group_(std::exchange(group, kNobody)) {}
+Elsewhere::Elsewhere() : group_(std::exchange(group, kNoGroup)) {}
 Elsewhere::~Elsewhere() { group = group_; }
 
 #ifdef VARVE_TEST_SANITIZED

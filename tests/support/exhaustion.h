@@ -44,8 +44,8 @@ class Subject {
   Subject& operator=(const Subject&) = delete;
 };
 
-/// Keeps the calling thread's calls from being counted and refused, as long as this lives: those of
-/// a stand-in for another program.
+/// Takes the calling thread out of its group as long as this lives: the calls of a stand-in for
+/// another program are neither counted nor refused.
 class Elsewhere {
  public:
   Elsewhere();

@@ -26,7 +26,7 @@ from varve.torch._devices import on_host
 
 
 class _Planner(DefaultSavePlanner):
-    """Gives the writer tensors of the CPU. Those of a device the engine copies, one at a time."""
+    """Gives the writer tensors of the CPU. The engine copies tensors of a device, one at a time."""
 
     def resolve_data(self, write_item: WriteItem) -> Any:
         found = super().resolve_data(write_item)

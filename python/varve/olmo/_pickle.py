@@ -40,7 +40,7 @@ OLDEST: Mapping[str, str] = {
 def on_cpu(tensor: torch.Tensor) -> Any:
     """Returns what is to be written in a tensor's place, so that the file has it as one of the CPU.
 
-    That of a CUDA device is not copied: the engine reads it there while the file is written, so it must not
+    A tensor of a CUDA device is not copied. The engine reads it while it writes the file, so the tensor must not
     change before.
     """
     tensor = tensor.detach()

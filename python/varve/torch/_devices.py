@@ -74,7 +74,7 @@ def wanted_cuda(where: Any) -> torch.device | None:
     try:
         made = torch.device(where)
     except RuntimeError:
-        return None  # Whoever uses it says so.
+        return None  # The caller passes the name to torch, which raises.
     return made if made.type == "cuda" else None
 
 
