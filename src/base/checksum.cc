@@ -212,6 +212,8 @@ Hash128 Xxh3(std::span<const std::byte> data) {
   return Disabled() ? Hash128{} : Canonical(XXH3_128bits_dispatch(data.data(), data.size()));
 }
 
+std::uint64_t XxhOfName(std::string_view name) { return XXH3_64bits(name.data(), name.size()); }
+
 struct Xxh3Stream::State {
   XXH3_state_t* xxh = XXH3_createState();
   State() = default;
@@ -234,14 +236,20 @@ void Xxh3Stream::Update(std::span<const std::byte> data) {
 
 Hash128 Xxh3Stream::Digest() const { return Canonical(XXH3_128bits_digest(state_->xxh)); }
 
-std::string Hex(std::span<const std::uint8_t> bytes) {
+void AppendHex(std::span<const std::uint8_t> bytes, std::string* out) {
   static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  text.reserve(bytes.size() * 2);
+  const std::size_t begin = out->size();
+  out->resize(begin + 2 * bytes.size());
+  char* at = out->data() + begin;
   for (const std::uint8_t byte : bytes) {
-    text.push_back(kDigits[byte >> 4]);
-    text.push_back(kDigits[byte & 15]);
+    *at++ = kDigits[byte >> 4];
+    *at++ = kDigits[byte & 15];
   }
+}
+
+std::string Hex(std::span<const std::uint8_t> bytes) {
+  std::string text;
+  AppendHex(bytes, &text);
   return text;
 }
 

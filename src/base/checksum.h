@@ -44,6 +44,8 @@ std::uint32_t Crc32ZipExtend(std::uint32_t crc, std::span<const std::byte> data)
 std::uint32_t Crc32ZipJoin(std::uint32_t a, std::uint32_t b, std::uint64_t b_bytes);
 
 Hash128 Xxh3(std::span<const std::byte> data);
+/// Returns a number for tables in memory; never stored.
+std::uint64_t XxhOfName(std::string_view name);
 
 /// XXH3-128 over data that arrives in pieces.
 class Xxh3Stream {
@@ -64,6 +66,7 @@ class Xxh3Stream {
 
 /// Returns lower-case hex of fixed width.
 std::string Hex(std::span<const std::uint8_t> bytes);
+void AppendHex(std::span<const std::uint8_t> bytes, std::string* out);
 std::string HexU32(std::uint32_t value);
 /// Returns false when `text` is not exactly lower-case hex of the output's width.
 bool ParseHex(std::string_view text, std::span<std::uint8_t> out);

@@ -14,6 +14,7 @@
 
 #include "base/checked.h"
 #include "base/checksum.h"
+#include "base/name_set.h"
 #include "format/json_writer.h"
 #include "format/variants.h"
 #include "tensor/box.h"
@@ -36,13 +37,15 @@ constexpr std::string_view kFieldEnd = R"(\")";
 class ChunkNames {
  public:
   explicit ChunkNames(const DataFileHeader& header) {
-    std::unordered_set<std::string_view> used;  // Membership only; its order is never seen.
-    used.reserve(header.chunks.size());
+    NameSet used(header.chunks.size());
     names_.reserve(header.chunks.size());
     for (const StoredChunk& chunk : header.chunks) {
-      const bool is_new = used.insert(chunk.fqn).second;
-      names_.push_back(is_new ? std::string_view(chunk.fqn) : MadeFor(chunk, used));
-      used.insert(names_.back());
+      if (used.Insert(chunk.fqn)) {
+        names_.emplace_back(chunk.fqn);
+      } else {
+        names_.push_back(MadeFor(chunk, used));
+        used.Insert(names_.back());
+      }
     }
   }
 
@@ -56,10 +59,9 @@ class ChunkNames {
 
  private:
   /// safetensors names must be unique in a file; a second piece of one tensor gets its place added.
-  std::string_view MadeFor(const StoredChunk& chunk,
-                           const std::unordered_set<std::string_view>& used) {
+  std::string_view MadeFor(const StoredChunk& chunk, const NameSet& used) {
     std::string name = chunk.fqn + "@" + ToString(chunk.box.offsets);
-    while (used.contains(name)) {
+    while (used.Contains(name)) {
       name += '\'';
     }
     return made_.emplace_back(std::move(name));
@@ -167,7 +169,7 @@ std::string VarveJson(const DataFileHeader& header, const ChunkNames& names) {
   json += ",\"blocks_crc32c\":\"" + blocks + "\"";
   json += ",\"xxh3\":\"";
   for (const StoredChunk& chunk : header.chunks) {
-    json += Hex(chunk.content.bytes);
+    AppendHex(chunk.content.bytes, &json);
   }
   json += "\",\"tensors\":{";
   bool first = true;
@@ -201,7 +203,7 @@ std::string VarveJson(const DataFileHeader& header, const ChunkNames& names) {
                   [](const StoredObject& object) { return object.content != Hash128(); })) {
     json += ",\"objects_xxh3\":\"";
     for (const StoredObject& object : header.objects) {
-      json += Hex(object.content.bytes);
+      AppendHex(object.content.bytes, &json);
     }
     json += "\"";
   }
@@ -396,7 +398,7 @@ Status FillHeader(const std::vector<std::uint32_t>& block_crc32c,
   std::string hashes;
   hashes.reserve(contents.size() * 32);
   for (const Hash128& content : contents) {
-    hashes += Hex(content.bytes);
+    AppendHex(content.bytes, &hashes);
   }
   std::size_t at = encoded->find(kHeaderChecksumField);
   VARVE_RETURN_IF_ERROR(FillField(kBlocksField, blocks, &at, encoded));

@@ -18,6 +18,7 @@
 #include "base/fields.h"
 #include "base/guarded.h"
 #include "base/name_list.h"
+#include "base/name_set.h"
 #include "base/trace.h"
 #include "load/cast_read.h"
 #include "load/destinations.h"
@@ -87,7 +88,7 @@ Result<std::optional<TargetTensor>> Fitted(const TensorMetadata& stored, const T
 Result<LoadDifferences> Compare(const Metadata& metadata, const LoadRequest& request,
                                 const LoadOptions& options, std::vector<TargetTensor>* usable,
                                 std::uint64_t* loaded) {
-  std::set<std::string_view> names;
+  NameSet names(request.targets.size());
   std::vector<TargetTensor> whole;  // With kOverlap: those of `usable`, at their own sizes.
   LoadDifferences differences{metadata.save_id,
                               request.missing,
@@ -97,18 +98,22 @@ Result<LoadDifferences> Compare(const Metadata& metadata, const LoadRequest& req
                               {},
                               false,
                               false};
+  // Takes a name as wanted; returns the stored tensor and the stored value of that name.
   const auto want = [&](std::string_view fqn) {
-    if (const TensorMetadata* tensor = metadata.FindTensor(fqn)) {
+    const TensorMetadata* const tensor = metadata.FindTensor(fqn);
+    if (tensor != nullptr) {
       differences.unwanted[static_cast<std::size_t>(tensor - metadata.tensors.data())] = '\0';
     }
-    if (const ObjectMetadata* object = metadata.FindObject(fqn)) {
+    const ObjectMetadata* const object = metadata.FindObject(fqn);
+    if (object != nullptr) {
       differences.unwanted[metadata.tensors.size() +
                            static_cast<std::size_t>(object - metadata.objects.data())] = '\0';
     }
+    return std::pair(tensor, object);
   };
+  usable->reserve(request.targets.size());
   for (const TargetTensor& target : request.targets) {
-    want(target.fqn);
-    const TensorMetadata* stored = metadata.FindTensor(target.fqn);
+    const TensorMetadata* const stored = want(target.fqn).first;
     if (stored == nullptr) {
       differences.missing.push_back(target.fqn);
       continue;
@@ -122,7 +127,7 @@ Result<LoadDifferences> Compare(const Metadata& metadata, const LoadRequest& req
       differences.fit_helps = differences.fit_helps || DiffersInSizes(*stored, target);
       continue;
     }
-    names.insert(target.fqn);
+    names.Insert(target.fqn);
     if (stored->shape != target.shape) {
       differences.resized.push_back({target.fqn, stored->shape, target.shape});
     }
@@ -134,11 +139,10 @@ Result<LoadDifferences> Compare(const Metadata& metadata, const LoadRequest& req
   DropTiedNames(request.targets, options.fit == Fit::kOverlap ? whole : *usable,
                 &differences.missing);
   for (const std::string& fqn : request.objects) {
-    want(fqn);
-    if (metadata.FindObject(fqn) == nullptr) {
+    if (want(fqn).second == nullptr) {
       differences.missing.push_back(fqn);
     } else {
-      names.insert(fqn);
+      names.Insert(fqn);
     }
   }
   for (const std::string& fqn : request.ignored) {

@@ -5,9 +5,9 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "base/checked.h"
+#include "base/name_set.h"
 #include "tensor/box.h"
 
 namespace varve {
@@ -20,10 +20,10 @@ constexpr std::uint64_t kFileNameBytes = 48;  // Of a data file, see DataFileNam
 ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan& settled,
                           std::uint64_t block_bytes) {
   ManifestCounts counts{.files = plans.size(), .name_bytes = plans.size() * kFileNameBytes};
-  std::unordered_set<std::string_view> tensors;  // Membership only; its order is never seen.
+  NameSet tensors(plans.empty() ? 0 : plans[0].tensors.size());
   std::uint64_t variants = 0;
   const auto count_name = [&](const PlannedTensor& item) {
-    if (tensors.insert(item.fqn).second) {
+    if (tensors.Insert(item.fqn)) {
       counts.name_bytes += item.fqn.size();
       counts.dims += item.shape.size();
     }
@@ -73,6 +73,15 @@ ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan
 
 namespace {
 
+// See EncodeHeader. The shortest entry with a hash is `,"":{"dtype":"U8","shape":[],
+// "data_offsets":[0,0]}` and 32 digits; `,"":{"saved_offsets":[]}` and `,"":{"fqn":"","dtype":"",
+// "shape":[],"offsets":[],"sizes":[]}` come with shards, in strings that quote them.
+constexpr std::uint64_t kEntryBytes = 82;
+constexpr std::uint64_t kPlaceBytes = 24;
+constexpr std::uint64_t kGeometryBytes = 62;
+constexpr std::uint64_t kValueBytes = 8;
+constexpr std::uint64_t kTimesNamed = 4;  // At most, by all of these.
+
 /// Returns whether a name stands in JSON as it is, however often it is quoted.
 bool IsPlainText(std::string_view name) {
   return std::all_of(name.begin(), name.end(),
@@ -93,7 +102,6 @@ std::uint64_t HeaderBytesAtMost(const LocalPlan& plan, const RankAssignment& ass
   // See EncodeHeader: a chunk has an entry, its true geometry, its place among the shards and a
   // hash. Each number has up to 20 digits and a comma; a chunk's name may hold its offsets.
   constexpr std::uint64_t kNumberBytes = 21;
-  constexpr std::uint64_t kTimesNamed = 4;
   constexpr std::uint64_t kChunkBytes = 256;
   constexpr std::uint64_t kNumbersADimension = 5 + kTimesNamed;
   std::uint64_t data_bytes = assignment.structure.size();
@@ -130,13 +138,6 @@ std::uint64_t HeaderBytesAtMost(const LocalPlan& plan, const RankAssignment& ass
 }  // namespace
 
 std::uint64_t HeaderBytesAtLeast(const LocalPlan& plan, const RankAssignment& assignment) {
-  // See EncodeHeader. The shortest entry with a hash is `,"":{"dtype":"U8","shape":[],
-  // "data_offsets":[0,0]}` and 32 digits; `,"":{"saved_offsets":[]}` and `,"":{"fqn":"","dtype":"",
-  // "shape":[],"offsets":[],"sizes":[]}` come with shards, in strings that quote them.
-  constexpr std::uint64_t kEntryBytes = 82;
-  constexpr std::uint64_t kPlaceBytes = 24;
-  constexpr std::uint64_t kGeometryBytes = 62;
-  constexpr std::uint64_t kValueBytes = 8;
   const bool sharded = std::any_of(assignment.chunks.begin(), assignment.chunks.end(),
                                    [&](const ChunkAssignment& chunk) {
                                      return chunk.box.sizes != plan.tensors[chunk.item].shape;
@@ -174,6 +175,18 @@ Status TooLarge(std::uint64_t bytes, const std::string& counts) {
 }  // namespace
 
 Status CheckOwnHeaderSize(const LocalPlan& plan, int writers) {
+  // The lower bound is at most this, which needs no assignment.
+  std::uint64_t most = 0;
+  for (const PlannedTensor& item : plan.tensors) {
+    most += kEntryBytes + kPlaceBytes + kGeometryBytes + kTimesNamed * item.fqn.size();
+    most += item.tied_to ? plan.tensors[*item.tied_to].fqn.size() : 0;
+  }
+  for (const ObjectItem& item : plan.objects) {
+    most += kValueBytes + item.fqn.size();
+  }
+  if (most <= kMaxHeaderBytes) {
+    return Status::Ok();
+  }
   // Values of all ranks may be written by another one, and what several hold by any of them.
   const RankAssignment all = AssignEverything(plan);
   const std::uint64_t bytes =

@@ -4,10 +4,10 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 
 #include "base/checksum.h"
+#include "base/name_set.h"
 #include "format/data_file.h"
 #include "format/json_writer.h"
 #include "plan/fields.h"
@@ -63,8 +63,7 @@ Status CheckLocalPlan(const LocalPlan& plan) {
       return InvalidArgument("object \"" + item.fqn + "\" appears twice");
     }
   }
-  std::unordered_set<std::string_view> names;  // Membership only; its order is never seen.
-  names.reserve(plan.tensors.size());
+  NameSet names(plan.tensors.size());
   bool in_parts = false;
   for (const PlannedTensor& item : plan.tensors) {
     VARVE_RETURN_IF_ERROR(CheckName("tensor", item.fqn));
@@ -74,7 +73,7 @@ Status CheckLocalPlan(const LocalPlan& plan) {
     if (objects.contains(item.fqn)) {
       return InvalidArgument("\"" + item.fqn + "\" names both a tensor and an object");
     }
-    in_parts = !names.insert(item.fqn).second || in_parts;
+    in_parts = !names.Insert(item.fqn) || in_parts;
   }
   return in_parts ? CheckParts(plan) : Status::Ok();
 }
