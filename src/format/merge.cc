@@ -37,9 +37,15 @@ struct OtherObject {
   std::vector<std::uint32_t> ranks;
 };
 
+/// A chunk of a file under one of its names.
+struct NamedChunk {
+  std::string_view fqn;
+  std::uint32_t file = 0;
+  const StoredChunk* stored = nullptr;
+};
+
 /// What the headers say, by name.
 struct MergedFiles {
-  std::map<std::string, TensorMetadata> tensors;
   std::map<std::string, ObjectMetadata> objects;
   std::map<std::string, Hash128> contents;  ///< Of `objects`, from rank-local files.
   /// Of rank-local files, each in the order of the ranks that hold them.
@@ -59,27 +65,22 @@ void AddOther(std::uint32_t rank, Other other, IsSame is_same, std::vector<Other
   others->push_back(std::move(other));
 }
 
-// Adds a file's chunk to the tensor `fqn`. Rank-local saves store a replicated tensor on every rank
-// that holds it; the copy of the lowest rank is the one the metadata names, and copies with other
-// content are variants.
-Status AddChunk(const CheckedHeader& file, std::uint32_t file_index, const std::string& fqn,
-                const StoredChunk& stored, MergedFiles* merged) {
-  // Those of one file mostly come by their names.
-  const std::size_t before = merged->tensors.size();
-  TensorMetadata& tensor = merged->tensors.try_emplace(merged->tensors.end(), fqn)->second;
-  const bool is_new = merged->tensors.size() > before;
-  if (is_new) {
-    tensor = {fqn, stored.dtype, stored.shape, {}};
-  }
-  if (!is_new && (tensor.dtype != stored.dtype || tensor.shape != stored.shape)) {
-    return DataLoss("tensor \"" + fqn + "\": rank " + std::to_string(file.header.rank) + " has " +
-                    std::string(DTypeName(stored.dtype)) + ToString(stored.shape) +
+/// Adds a file's chunk to its tensor, which has the lower ranks' already. Rank-local saves store a
+/// replicated tensor on every rank that holds it; the copy of the lowest rank is the one the
+/// metadata names, and copies with other content are variants.
+Status AddChunk(const CheckedHeader& file, const NamedChunk& named, MergedFiles* merged,
+                TensorMetadata* into) {
+  TensorMetadata& tensor = *into;
+  const StoredChunk& stored = *named.stored;
+  if (tensor.dtype != stored.dtype || tensor.shape != stored.shape) {
+    return DataLoss("tensor \"" + tensor.fqn + "\": rank " + std::to_string(file.header.rank) +
+                    " has " + std::string(DTypeName(stored.dtype)) + ToString(stored.shape) +
                     ", another rank " + std::string(DTypeName(tensor.dtype)) +
                     ToString(tensor.shape));
   }
   Chunk chunk{
       stored.box,
-      {file_index, file.header_bytes + stored.bytes.begin, file.header_bytes + stored.bytes.end},
+      {named.file, file.header_bytes + stored.bytes.begin, file.header_bytes + stored.bytes.end},
       stored.content};
   const auto replica =
       file.header.coordinated
@@ -96,7 +97,7 @@ Status AddChunk(const CheckedHeader& file, std::uint32_t file_index, const std::
         [&](const OtherChunk& other) {
           return other.chunk.content == stored.content && other.chunk.box == stored.box;
         },
-        &merged->other_chunks[fqn]);
+        &merged->other_chunks[tensor.fqn]);
   }
   return Status::Ok();
 }
@@ -130,18 +131,57 @@ Status CheckApart(const DataFileHeader& header) {
   return Status::Ok();
 }
 
-// Adds one file's chunks to the tensors by name, those of aliased tensors under each name.
-Status AddChunks(const CheckedHeader& file, std::uint32_t file_index, MergedFiles* merged) {
-  std::multimap<std::string_view, const std::string*> aliases;
-  for (const TensorAlias& alias : file.header.aliases) {
-    aliases.emplace(alias.of, &alias.fqn);
+/// Adds one file's chunks, those of aliased tensors under each name.
+void AddChunks(const DataFileHeader& header, std::uint32_t file, std::vector<NamedChunk>* named) {
+  std::multimap<std::string_view, std::string_view> aliases;
+  for (const TensorAlias& alias : header.aliases) {
+    aliases.emplace(alias.of, alias.fqn);
   }
-  for (const StoredChunk& stored : file.header.chunks) {
-    VARVE_RETURN_IF_ERROR(AddChunk(file, file_index, stored.fqn, stored, merged));
+  for (const StoredChunk& stored : header.chunks) {
+    named->push_back({stored.fqn, file, &stored});
     const auto [begin, end] = aliases.equal_range(stored.fqn);
     for (auto at = begin; at != end; ++at) {
-      VARVE_RETURN_IF_ERROR(AddChunk(file, file_index, *at->second, stored, merged));
+      named->push_back({at->second, file, &stored});
     }
+  }
+}
+
+/// Returns all files' chunks by their names, those of one name by their ranks.
+std::vector<NamedChunk> ChunksByName(const std::vector<CheckedHeader>& headers) {
+  std::size_t count = 0;
+  for (const CheckedHeader& file : headers) {
+    count += file.header.chunks.size();
+  }
+  std::vector<NamedChunk> named;
+  named.reserve(count);
+  for (std::size_t i = 0; i < headers.size(); ++i) {
+    AddChunks(headers[i].header, static_cast<std::uint32_t>(i), &named);
+  }
+  const auto before = [](const NamedChunk& a, const NamedChunk& b) { return a.fqn < b.fqn; };
+  if (!std::is_sorted(named.begin(), named.end(), before)) {  // One file's mostly are.
+    std::stable_sort(named.begin(), named.end(), before);
+  }
+  return named;
+}
+
+/// Adds the tensors that the files' chunks make.
+Status MergeTensors(const std::vector<CheckedHeader>& headers, MergedFiles* merged,
+                    std::vector<TensorMetadata>* tensors) {
+  const std::vector<NamedChunk> named = ChunksByName(headers);
+  for (auto begin = named.begin(); begin != named.end();) {
+    const auto end = std::find_if(begin, named.end(),
+                                  [&](const NamedChunk& one) { return one.fqn != begin->fqn; });
+    TensorMetadata tensor{std::string(begin->fqn), begin->stored->dtype, begin->stored->shape, {}};
+    for (; begin != end; ++begin) {
+      VARVE_RETURN_IF_ERROR(AddChunk(headers[begin->file], *begin, merged, &tensor));
+    }
+    std::sort(tensor.chunks.begin(), tensor.chunks.end(),
+              [](const Chunk& a, const Chunk& b) { return a.box.offsets < b.box.offsets; });
+    VARVE_RETURN_IF_ERROR(CheckTiling(tensor));
+    if (merged->objects.contains(tensor.fqn)) {
+      return DataLoss("\"" + tensor.fqn + "\" is stored both as a tensor and as an object");
+    }
+    tensors->push_back(std::move(tensor));
   }
   return Status::Ok();
 }
@@ -235,22 +275,13 @@ Result<Metadata> MergeHeaders(std::vector<CheckedHeader> headers) {
     if (!file.header.coordinated) {
       VARVE_RETURN_IF_ERROR(CheckApart(file.header));
     }
-    VARVE_RETURN_IF_ERROR(AddChunks(file, index, &merged));
     VARVE_RETURN_IF_ERROR(AddObjects(file, index, &merged));
     if (file.header.structure) {
       metadata.structures.push_back({index, file.header_bytes + file.header.structure->begin,
                                      file.header_bytes + file.header.structure->end});
     }
   }
-  for (auto& [fqn, tensor] : merged.tensors) {
-    std::sort(tensor.chunks.begin(), tensor.chunks.end(),
-              [](const Chunk& a, const Chunk& b) { return a.box.offsets < b.box.offsets; });
-    VARVE_RETURN_IF_ERROR(CheckTiling(tensor));
-    if (merged.objects.contains(fqn)) {
-      return DataLoss("\"" + fqn + "\" is stored both as a tensor and as an object");
-    }
-    metadata.tensors.push_back(std::move(tensor));
-  }
+  VARVE_RETURN_IF_ERROR(MergeTensors(headers, &merged, &metadata.tensors));
   for (auto& [fqn, object] : merged.objects) {
     metadata.objects.push_back(std::move(object));
   }
