@@ -26,8 +26,12 @@
 #include <cstddef>
 #include <iterator>
 #include <map>
-#include <queue>
 #include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/bytes.h"
 #include "format/structure.h"
@@ -43,41 +47,62 @@ namespace {
 constexpr std::uint64_t kMinCutBytes = std::uint64_t{64} << 10;
 constexpr std::uint64_t kCrumbBytes = kMinCutBytes / 4;
 
-/// One distinct box of one tensor and the ranks that hold it.
-struct Shard {
+/// A tensor of a rank's plan.
+struct Held {
   const PlannedTensor* item = nullptr;
-  std::vector<std::uint32_t> ranks;  // Ascending.
-  std::vector<std::uint32_t> items;  // Index into each rank's LocalPlan::tensors.
-  std::uint64_t bytes = 0;
-  bool all_known = true;  // No fingerprint is missing.
+  std::uint32_t rank = 0;
+  std::uint32_t index = 0;  // Into that rank's LocalPlan::tensors.
 };
 
+/// Those who hold one thing, by their ranks.
+using Holders = std::span<const Held>;
+
+/// One distinct box of one tensor and the ranks that hold it.
+struct Shard {
+  Holders holders;
+  std::uint64_t bytes = 0;
+
+  [[nodiscard]] const PlannedTensor& item() const { return *holders[0].item; }
+};
+
+std::vector<std::uint32_t> RanksOf(Holders holders) {
+  std::vector<std::uint32_t> ranks;
+  ranks.reserve(holders.size());
+  for (const Held& one : holders) {
+    ranks.push_back(one.rank);
+  }
+  return ranks;
+}
+
+bool AreSameRanks(Holders a, Holders b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const Held& x, const Held& y) { return x.rank == y.rank; });
+}
+
 /// Returns the values of a shard, each with its holders, by the lowest rank that holds it.
-std::vector<Shard> ValuesOf(const Shard& shard, const std::vector<LocalPlan>& plans) {
-  std::vector<Shard> values;
+std::vector<std::vector<Held>> ValuesOf(Holders holders) {
+  std::vector<std::vector<Held>> values;
   std::map<std::uint64_t, std::size_t> by_fingerprint;
-  for (std::size_t i = 0; i < shard.ranks.size(); ++i) {
-    const std::uint64_t one = plans[shard.ranks[i]].tensors[shard.items[i]].fingerprint;
+  for (const Held& one : holders) {
+    const std::uint64_t print = one.item->fingerprint;
     const std::size_t at =
-        one == 0 ? 0 : by_fingerprint.emplace(one, by_fingerprint.size()).first->second;
+        print == 0 ? 0 : by_fingerprint.emplace(print, by_fingerprint.size()).first->second;
     if (at == values.size()) {
-      values.push_back({shard.item, {}, {}, shard.bytes});
+      values.emplace_back();
     }
-    values[at].ranks.push_back(shard.ranks[i]);
-    values[at].items.push_back(shard.items[i]);
-    values[at].all_known = values[at].all_known && one != 0;
+    values[at].push_back(one);
   }
   return values;
 }
 
-bool ReplicasDiffer(const Shard& shard, const std::vector<LocalPlan>& plans) {
+bool ReplicasDiffer(Holders holders) {
   std::uint64_t known = 0;
-  for (std::size_t i = 0; i < shard.ranks.size(); ++i) {
-    const std::uint64_t one = plans[shard.ranks[i]].tensors[shard.items[i]].fingerprint;
-    if (known != 0 && one != 0 && one != known) {
+  for (const Held& one : holders) {
+    const std::uint64_t print = one.item->fingerprint;
+    if (known != 0 && print != 0 && print != known) {
       return true;
     }
-    known = one != 0 ? one : known;
+    known = print != 0 ? print : known;
   }
   return false;
 }
@@ -90,28 +115,20 @@ struct Part {
 
 /// Returns the value that a shard is part of, on the lowest of its ranks.
 const ObjectItem& ValueOf(const Shard& shard, const std::vector<LocalPlan>& plans) {
-  return plans[shard.ranks[0]].objects[*shard.item->part_of];
+  return plans[shard.holders[0].rank].objects[*shard.item().part_of];
 }
 
 /// Returns true where the same ranks hold all parts of an archive, and all of them the same.
 bool AreAlike(const std::vector<Part>& parts, const std::vector<LocalPlan>& plans) {
   return std::all_of(parts.begin(), parts.end(), [&](const Part& part) {
     const Shard& shard = *part.shard;
-    bool alike = !part.differs && shard.ranks == parts[0].shard->ranks;
-    for (std::size_t i = 0; alike && i < shard.ranks.size(); ++i) {
-      const LocalPlan& plan = plans[shard.ranks[i]];
-      const auto value = plan.tensors[shard.items[i]].part_of;
-      alike = value && plan.objects[*value] == ValueOf(shard, plans);
-    }
-    return alike;
+    return !part.differs && AreSameRanks(shard.holders, parts[0].shard->holders) &&
+           std::all_of(shard.holders.begin(), shard.holders.end(), [&](const Held& one) {
+             return one.item->part_of &&
+                    plans[one.rank].objects[*one.item->part_of] == ValueOf(shard, plans);
+           });
   });
 }
-
-struct Held {
-  const PlannedTensor* item;
-  std::uint32_t rank;
-  std::uint32_t index;
-};
 
 Status CheckTensor(const std::vector<Held>& held, std::size_t begin, std::size_t end,
                    const std::vector<Shard>& shards, std::size_t first_shard) {
@@ -125,14 +142,14 @@ Status CheckTensor(const std::vector<Held>& held, std::size_t begin, std::size_t
                              std::string(DTypeName(first.dtype)) + ToString(first.shape));
     }
   }
-  if (shards.size() == first_shard + 1 && shards[first_shard].item->box == WholeBox(first.shape)) {
+  if (shards.size() == first_shard + 1 && shards[first_shard].item().box == WholeBox(first.shape)) {
     return Status::Ok();
   }
   std::vector<Box> boxes;
   std::uint64_t covered = 0;
   for (std::size_t s = first_shard; s < shards.size(); ++s) {
-    boxes.push_back(shards[s].item->box);
-    covered += Volume(shards[s].item->box.sizes);
+    boxes.push_back(shards[s].item().box);
+    covered += Volume(shards[s].item().box.sizes);
   }
   if (AnyOverlap(boxes)) {
     return InvalidArgument("tensor \"" + first.fqn +
@@ -146,8 +163,8 @@ Status CheckTensor(const std::vector<Held>& held, std::size_t begin, std::size_t
   return Status::Ok();
 }
 
-Result<std::vector<Shard>> GroupShards(const std::vector<LocalPlan>& plans,
-                                       const Aliases& aliases) {
+/// Returns all that ranks hold, but for tied tensors: by tensor, box and rank.
+std::vector<Held> InOrder(const std::vector<LocalPlan>& plans, const Aliases& aliases) {
   std::vector<Held> held;
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     for (std::size_t i = 0; i < plans[rank].tensors.size(); ++i) {
@@ -158,7 +175,7 @@ Result<std::vector<Shard>> GroupShards(const std::vector<LocalPlan>& plans,
                       static_cast<std::uint32_t>(i)});
     }
   }
-  std::sort(held.begin(), held.end(), [](const Held& a, const Held& b) {
+  const auto before = [](const Held& a, const Held& b) {
     if (const int names = a.item->fqn.compare(b.item->fqn); names != 0) {
       return names < 0;
     }
@@ -169,7 +186,13 @@ Result<std::vector<Shard>> GroupShards(const std::vector<LocalPlan>& plans,
       return a.item->box.sizes < b.item->box.sizes;
     }
     return a.rank < b.rank;
-  });
+  };
+  std::sort(held.begin(), held.end(), before);
+  return held;
+}
+
+/// Groups what InOrder returns, which must outlive the shards.
+Result<std::vector<Shard>> GroupShards(const std::vector<Held>& held) {
   std::vector<Shard> shards;
   for (std::size_t begin = 0; begin < held.size();) {
     std::size_t end = begin;
@@ -181,14 +204,15 @@ Result<std::vector<Shard>> GroupShards(const std::vector<LocalPlan>& plans,
         continue;
       }
       const bool is_replica = shards.size() > first_shard &&
-                              shards.back().item->box == one.item->box &&
-                              shards.back().ranks.back() != one.rank;
-      if (!is_replica) {
+                              shards.back().item().box == one.item->box &&
+                              shards.back().holders.back().rank != one.rank;
+      if (is_replica) {  // It lies behind the others of its box.
+        Holders& holders = shards.back().holders;
+        holders = Holders(holders.data(), holders.size() + 1);
+      } else {
         shards.push_back(
-            {one.item, {}, {}, Volume(one.item->box.sizes) * ItemSize(one.item->dtype)});
+            {Holders(&one, 1), Volume(one.item->box.sizes) * ItemSize(one.item->dtype)});
       }
-      shards.back().ranks.push_back(one.rank);
-      shards.back().items.push_back(one.index);
     }
     VARVE_RETURN_IF_ERROR(CheckTensor(held, begin, end, shards, first_shard));
     begin = end;
@@ -203,17 +227,16 @@ class Balancer {
     plan_.ranks.resize(rank_count);
   }
 
-  void Assign(const Shard& shard, std::size_t holder, Box box) {
-    const std::uint32_t rank = shard.ranks[holder];
-    load_[rank] += Volume(box.sizes) * ItemSize(shard.item->dtype);
-    plan_.ranks[rank].chunks.push_back({shard.items[holder], std::move(box)});
+  void Assign(const Held& holder, Box box) {
+    load_[holder.rank] += Volume(box.sizes) * ItemSize(holder.item->dtype);
+    plan_.ranks[holder.rank].chunks.push_back({holder.index, std::move(box)});
   }
 
   /// Pours shards that all have the same holders.
   void Pour(std::vector<const Shard*> group) {
     std::stable_sort(group.begin(), group.end(),
                      [](const Shard* a, const Shard* b) { return a->bytes > b->bytes; });
-    const std::vector<std::uint32_t>& ranks = group.front()->ranks;
+    const Holders ranks = group.front()->holders;
     std::uint64_t total = 0;
     for (const Shard* shard : group) {
       total += shard->bytes;
@@ -221,21 +244,21 @@ class Balancer {
     const std::uint64_t level = Level(ranks, total);
     std::size_t holder = 0;
     for (const Shard* shard : group) {
-      std::vector<Box> rest{shard->item->box};  // Not assigned yet; the last box goes first.
+      std::vector<Box> rest{shard->item().box};  // Not assigned yet; the last box goes first.
       while (!rest.empty()) {
         if (shard->bytes <= kMinCutBytes || holder == ranks.size()) {
-          Assign(*shard, Lightest(ranks), TakeLast(&rest));
+          Assign(shard->holders[Lightest(ranks)], TakeLast(&rest));
           continue;
         }
-        const std::uint64_t load = load_[ranks[holder]];
+        const std::uint64_t load = load_[ranks[holder].rank];
         const std::uint64_t room = load < level ? level - load : 0;
         // A little over the level beats a crumb: a remainder of a few elements is a chunk too.
-        if (Volume(rest.back().sizes) * ItemSize(shard->item->dtype) <= room + kCrumbBytes) {
-          Assign(*shard, holder, TakeLast(&rest));
+        if (Volume(rest.back().sizes) * ItemSize(shard->item().dtype) <= room + kCrumbBytes) {
+          Assign(shard->holders[holder], TakeLast(&rest));
         } else if (room < kMinCutBytes) {
           ++holder;
         } else {
-          Cut(*shard, holder, room, &rest);
+          Cut(shard->holders[holder], room, &rest);
         }
       }
     }
@@ -243,22 +266,24 @@ class Balancer {
 
   /// Assigns the parts of an archive; returns which holder of the first writes it.
   std::size_t AssignArchive(const std::vector<Part>& parts, bool alike) {
-    const std::size_t holder = alike ? Lightest(parts[0].shard->ranks) : 0;
+    const std::size_t holder = alike ? Lightest(parts[0].shard->holders) : 0;
     for (const Part& part : parts) {
-      Assign(*part.shard, holder, part.shard->item->box);
+      Assign(part.shard->holders[holder], part.shard->item().box);
     }
     return holder;
   }
 
   /// Assigns the values of a shard whose replicas differ; all but the first are variants.
-  void AssignValues(const std::vector<Shard>& values) {
+  void AssignValues(const std::vector<std::vector<Held>>& values) {
     for (std::size_t i = 0; i < values.size(); ++i) {
-      const Shard& value = values[i];
-      const std::size_t holder = value.all_known ? Lightest(value.ranks) : 0;
-      Assign(value, holder, value.item->box);
+      const std::vector<Held>& value = values[i];
+      const bool all_known = std::all_of(
+          value.begin(), value.end(), [](const Held& one) { return one.item->fingerprint != 0; });
+      const Held& holder = value[all_known ? Lightest(value) : 0];
+      Assign(holder, holder.item->box);
       if (i > 0) {
-        plan_.ranks[value.ranks[holder]].tensor_variants.push_back(
-            {value.items[holder], RangesOf(value.ranks)});
+        plan_.ranks[holder.rank].tensor_variants.push_back(
+            {holder.index, RangesOf(RanksOf(value))});
       }
     }
   }
@@ -267,12 +292,11 @@ class Balancer {
 
  private:
   /// Returns the water level at which `total` more bytes fit on `ranks`.
-  [[nodiscard]] std::uint64_t Level(const std::vector<std::uint32_t>& ranks,
-                                    std::uint64_t total) const {
+  [[nodiscard]] std::uint64_t Level(Holders ranks, std::uint64_t total) const {
     std::vector<std::uint64_t> loads;
     loads.reserve(ranks.size());
-    for (const std::uint32_t rank : ranks) {
-      loads.push_back(load_[rank]);
+    for (const Held& one : ranks) {
+      loads.push_back(load_[one.rank]);
     }
     std::sort(loads.begin(), loads.end());
     std::uint64_t below = 0;  // Sum of the loads under the level.
@@ -286,10 +310,10 @@ class Balancer {
     return total;
   }
 
-  [[nodiscard]] std::size_t Lightest(const std::vector<std::uint32_t>& ranks) const {
+  [[nodiscard]] std::size_t Lightest(Holders ranks) const {
     std::size_t best = 0;
     for (std::size_t i = 1; i < ranks.size(); ++i) {
-      if (load_[ranks[i]] < load_[ranks[best]]) {
+      if (load_[ranks[i].rank] < load_[ranks[best].rank]) {
         best = i;
       }
     }
@@ -305,21 +329,21 @@ class Balancer {
   /// Assigns as much of the front of the last box as fits `room`, in slices of its outermost
   /// divisible dimension. Where not one slice fits, the first slice becomes a box of its own, to be
   /// cut along the dimensions inside: a tensor with a short first dimension spreads like any other.
-  void Cut(const Shard& shard, std::size_t holder, std::uint64_t room, std::vector<Box>* rest) {
+  void Cut(const Held& holder, std::uint64_t room, std::vector<Box>* rest) {
     Box& box = rest->back();
     std::size_t d = 0;
     while (box.sizes[d] == 1) {  // Ends: the box is larger than `room`, so than one element.
       ++d;
     }
     const std::uint64_t slice_bytes =
-        Volume(box.sizes) * ItemSize(shard.item->dtype) / box.sizes[d];
+        Volume(box.sizes) * ItemSize(holder.item->dtype) / box.sizes[d];
     const std::uint64_t slices = room / slice_bytes;
     Box front = box;
     front.sizes[d] = std::max(slices, std::uint64_t{1});
     box.offsets[d] += front.sizes[d];
     box.sizes[d] -= front.sizes[d];
     if (slices > 0) {
-      Assign(shard, holder, std::move(front));
+      Assign(holder, std::move(front));
     } else {
       rest->push_back(std::move(front));
     }
@@ -391,8 +415,8 @@ void SortItems(RankAssignment* assignment) {
 bool IsTensor(const std::string& fqn, const std::vector<Shard>& shards, const Aliases& aliases) {
   const auto shard = std::lower_bound(
       shards.begin(), shards.end(), fqn,
-      [](const Shard& one, const std::string& name) { return one.item->fqn < name; });
-  return (shard != shards.end() && shard->item->fqn == fqn) || aliases.contains(fqn);
+      [](const Shard& one, const std::string& name) { return one.item().fqn < name; });
+  return (shard != shards.end() && shard->item().fqn == fqn) || aliases.contains(fqn);
 }
 
 Result<Bytes> MergedStructure(const std::vector<LocalPlan>& plans) {
@@ -419,38 +443,38 @@ Result<Bytes> MergedStructure(const std::vector<LocalPlan>& plans) {
 
 Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep) {
   const Aliases aliases = SettleTies(plans);
-  VARVE_ASSIGN_OR_RETURN(const std::vector<Shard> shards, GroupShards(plans, aliases));
+  const std::vector<Held> held = InOrder(plans, aliases);
+  VARVE_ASSIGN_OR_RETURN(const std::vector<Shard> shards, GroupShards(held));
   std::set<std::string_view> differing;
   Balancer balancer(plans.size());
   std::map<std::vector<std::uint32_t>, std::vector<const Shard*>, FewerHoldersFirst> groups;
   std::vector<const Shard*> diverged;
   std::map<std::string_view, std::vector<Part>> archives;
   for (const Shard& shard : shards) {
-    const bool differs = ReplicasDiffer(shard, plans);
+    const bool differs = ReplicasDiffer(shard.holders);
     if (differs) {
-      differing.insert(shard.item->fqn);
+      differing.insert(shard.item().fqn);
     }
     if (differs && keep == Differing::kKeep) {
       diverged.push_back(&shard);
-    } else if (shard.item->part_of) {
+    } else if (shard.item().part_of) {
       archives[ValueOf(shard, plans).fqn].push_back({&shard, differs});
-    } else if (differs || shard.ranks.size() == 1) {
-      balancer.Assign(shard, 0, shard.item->box);
+    } else if (differs || shard.holders.size() == 1) {
+      balancer.Assign(shard.holders[0], shard.item().box);
     } else {
-      groups[shard.ranks].push_back(&shard);
+      groups[RanksOf(shard.holders)].push_back(&shard);
     }
   }
   std::stable_sort(diverged.begin(), diverged.end(),
                    [](const Shard* a, const Shard* b) { return a->bytes > b->bytes; });
   for (const Shard* shard : diverged) {
-    balancer.AssignValues(ValuesOf(*shard, plans));
+    balancer.AssignValues(ValuesOf(shard->holders));
   }
   Writers writers;
   for (const auto& [value, parts] : archives) {
     const std::size_t holder = balancer.AssignArchive(parts, AreAlike(parts, plans));
-    const Shard& first = *parts[0].shard;
-    const std::uint32_t rank = first.ranks[holder];
-    writers[value] = {rank, *plans[rank].tensors[first.items[holder]].part_of};
+    const Held& writer = parts[0].shard->holders[holder];
+    writers[value] = {writer.rank, *writer.item->part_of};
   }
   FollowTies(plans, aliases, &writers);
   for (auto& [ranks, group] : groups) {
