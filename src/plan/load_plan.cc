@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
 
 #include "base/checked.h"
 #include "tensor/box.h"
@@ -13,6 +14,8 @@ std::string Describe(DType dtype, const Dims& shape) {
   return std::string(DTypeName(dtype)) + ToString(shape);
 }
 
+std::string Named(const LoadItem& item) { return "tensor \"" + std::string(item.fqn) + "\""; }
+
 }  // namespace
 
 Result<std::vector<PlannedRead>> PlanLoad(const Metadata& metadata,
@@ -23,15 +26,14 @@ Result<std::vector<PlannedRead>> PlanLoad(const Metadata& metadata,
     const LoadItem& item = items[i];
     const TensorMetadata* tensor = metadata.FindTensor(item.fqn);
     if (tensor == nullptr) {
-      return NotFound("tensor \"" + item.fqn + "\" is not in the checkpoint");
+      return NotFound(Named(item) + " is not in the checkpoint");
     }
     if (tensor->dtype != item.dtype || tensor->shape != item.shape) {
-      return InvalidArgument("tensor \"" + item.fqn + "\": stored as " +
-                             Describe(tensor->dtype, tensor->shape) + ", to be loaded into " +
-                             Describe(item.dtype, item.shape));
+      return InvalidArgument(Named(item) + ": stored as " + Describe(tensor->dtype, tensor->shape) +
+                             ", to be loaded into " + Describe(item.dtype, item.shape));
     }
     if (Status status = CheckBox(item.shape, item.box, ItemSize(item.dtype)); !status.ok()) {
-      return status.Annotate("tensor \"" + item.fqn + "\"");
+      return status.Annotate(Named(item));
     }
     std::uint64_t covered = 0;
     std::vector<Box> parts;
@@ -53,7 +55,7 @@ Result<std::vector<PlannedRead>> PlanLoad(const Metadata& metadata,
     if (covered != Volume(item.box.sizes)) {
       const auto missing = SubtractAll(item.box, parts);
       return DataLoss(
-          "tensor \"" + item.fqn + "\": no chunk holds " +
+          Named(item) + ": no chunk holds " +
           (missing.empty() ? "all of " + ToString(item.box) : ToString(missing.front())));
     }
   }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "tensor/region.h"
@@ -14,7 +14,7 @@ namespace varve {
 
 /// A box of a tensor to be filled.
 struct LoadItem {
-  std::string fqn;
+  std::string_view fqn;  ///< Of the target, which outlives the plan.
   DType dtype = DType::kUInt8;
   Dims shape;
   Box box;
