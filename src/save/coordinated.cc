@@ -98,15 +98,7 @@ class CoordinatedSave final : public SaveSession {
     settled_ = std::move(settled);
   }
 
-  Status Resume() {
-    const FileIdentity& identity = settled_.identity;
-    const std::size_t others = identity.rank == 0 ? identity.world_size : 0;
-    if (identity.rank >= identity.world_size || settled_.plans.size() != others ||
-        settled_.settled.ranks.size() != others) {
-      return DataLoss("a save that is described for other ranks than it has");
-    }
-    return Prepare();
-  }
+  Status Resume() { return Prepare(); }
 
   Status Plan(Coordinator& coordinator, const Status& ready) override {
     start_ = Now();
@@ -192,17 +184,19 @@ class CoordinatedSave final : public SaveSession {
       settled_.side_files = state_->files;
     }
     VARVE_RETURN_IF_ERROR(CheckPickles(*state_, options_.format));
-    VARVE_ASSIGN_OR_RETURN(settled_.plan, MakeLocalPlan(*state_));
+    VARVE_ASSIGN_OR_RETURN(LocalPlan plan, MakeLocalPlan(*state_));
     if (format().check_own != nullptr) {
-      VARVE_RETURN_IF_ERROR(format().check_own(settled_.plan, coordinator.size()));
+      VARVE_RETURN_IF_ERROR(format().check_own(plan, coordinator.size()));
     }
     if (coordinator.size() > 1) {
-      VARVE_RETURN_IF_ERROR(AddFingerprints(*state_, options_.check_replicas, &settled_.plan));
+      VARVE_RETURN_IF_ERROR(AddFingerprints(*state_, options_.check_replicas, &plan));
     }
     const auto terms = TermsOf(options_, path_, coordinator.size(), claim_ == Claim::kApart);
     // The coordinator's own plan and share go the short way.
+    settled_.plans.clear();
+    settled_.plans.push_back(std::move(plan));
     return EncodeTerms(terms,
-                       coordinator.is_coordinator() ? Bytes() : EncodeLocalPlan(settled_.plan));
+                       coordinator.is_coordinator() ? Bytes() : EncodeLocalPlan(settled_.plan()));
   }
 
   /// Decodes the share that exchange A has given this rank, which is not the coordinator.
@@ -212,7 +206,7 @@ class CoordinatedSave final : public SaveSession {
     identity.save_id = share.save_id;
     identity.created_ns = share.created_ns;
     identity.block_bytes = share.block_bytes;
-    settled_.assignment = std::move(share.assignment);
+    settled_.settled.ranks.assign(1, std::move(share.assignment));
     settled_.placement = std::move(share.placement);
     settled_.joins = share.joins;
     settled_.claim = std::move(share.claim);
@@ -222,7 +216,6 @@ class CoordinatedSave final : public SaveSession {
   /// Settles the plan, on the coordinator within exchange A.
   Result<std::vector<std::string>> Settle(std::vector<std::string> encoded) {
     VARVE_RETURN_IF_ERROR(AgreeOnTerms(&encoded));
-    settled_.plans.push_back(settled_.plan);
     for (std::size_t rank = 1; rank < encoded.size(); ++rank) {
       VARVE_ASSIGN_OR_RETURN(LocalPlan plan, DecodeLocalPlan(encoded[rank]));
       settled_.plans.push_back(std::move(plan));
@@ -249,7 +242,6 @@ class CoordinatedSave final : public SaveSession {
       VARVE_RETURN_IF_ERROR(ClaimName());
     }
     settled_.claim = commit_ == nullptr ? "" : commit_->claim();
-    settled_.assignment = settled_.settled.ranks[0];
     std::vector<std::string> replies(placements.size());
     for (std::size_t rank = 1; rank < placements.size(); ++rank) {
       replies[rank] = EncodeFields(SaveShare{

@@ -234,7 +234,7 @@ Result<FileWork> PrepareShare(const State& state, const SettledSave& settled) {
     std::shared_ptr<const void> layout;
   };
   const auto parts = std::make_shared<Parts>();
-  ShareItems share(state, settled.plan, settled.assignment);
+  ShareItems share(state, settled.plan(), settled.assignment());
   VARVE_RETURN_IF_ERROR(share.Run());
   parts->items = share.TakeItems();
   VARVE_ASSIGN_OR_RETURN(DcpWork laid_out, LayOutDcpItems(parts->items));

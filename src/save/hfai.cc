@@ -74,8 +74,8 @@ class PartTensors {
  public:
   Status Add(const State& state, const SettledSave& settled) {
     std::map<std::uint32_t, std::uint32_t> tied;
-    for (const std::uint32_t alias : settled.assignment.aliases) {
-      tied[alias] = *settled.plan.tensors[alias].tied_to;
+    for (const std::uint32_t alias : settled.assignment().aliases) {
+      tied[alias] = *settled.plan().tensors[alias].tied_to;
     }
     for (std::uint32_t i = 0; i < state.tensors.size(); ++i) {
       numbers_.push_back(tensors_.size());

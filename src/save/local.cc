@@ -217,7 +217,7 @@ class RankLocalSave final : public SaveSession {
 
   Status Resume() {
     VARVE_ASSIGN_OR_RETURN(const FilePlan file,
-                           PlanFile(settled_.plan, settled_.assignment, identity()));
+                           PlanFile(settled_.plan(), settled_.assignment(), identity()));
     file_name_ = DataFileName(file.header);
     VARVE_ASSIGN_OR_RETURN(work_, DescribeDataFile(file));
     return Status::Ok();
@@ -264,12 +264,14 @@ class RankLocalSave final : public SaveSession {
       return InvalidArgument("give save_id, the same on every rank and new for every attempt");
     }
     VARVE_RETURN_IF_ERROR(CheckPickles(*state_, options_.format));
-    VARVE_ASSIGN_OR_RETURN(settled_.plan, MakeLocalPlan(*state_));
-    VARVE_RETURN_IF_ERROR(CheckOwnHeaderSize(settled_.plan, 1));
-    settled_.assignment = AssignEverything(settled_.plan);
-    VARVE_ASSIGN_OR_RETURN(const FilePlan file, PlanFile(settled_.plan, settled_.assignment, mine));
+    VARVE_ASSIGN_OR_RETURN(LocalPlan plan, MakeLocalPlan(*state_));
+    VARVE_RETURN_IF_ERROR(CheckOwnHeaderSize(plan, 1));
+    settled_.settled.ranks = {AssignEverything(plan)};
+    settled_.plans.push_back(std::move(plan));
+    VARVE_ASSIGN_OR_RETURN(const FilePlan file,
+                           PlanFile(settled_.plan(), settled_.assignment(), mine));
     file_name_ = DataFileName(file.header);
-    VARVE_ASSIGN_OR_RETURN(work_, PrepareDataFile(*state_, file, settled_.assignment.structure));
+    VARVE_ASSIGN_OR_RETURN(work_, PrepareDataFile(*state_, file, settled_.assignment().structure));
     return Status::Ok();
   }
 

@@ -22,12 +22,13 @@ Status CheckNative(const SettledSave& settled, const FileIdentity& identity) {
 
 Result<RankFile> LayOutNative(const State* state, const SettledSave& settled,
                               const FileIdentity& identity) {
-  VARVE_ASSIGN_OR_RETURN(const FilePlan plan, PlanFile(settled.plan, settled.assignment, identity));
+  VARVE_ASSIGN_OR_RETURN(const FilePlan plan,
+                         PlanFile(settled.plan(), settled.assignment(), identity));
   RankFile file;
   file.name = DataFileName(plan.header);
   VARVE_ASSIGN_OR_RETURN(
       file.work, state == nullptr ? DescribeDataFile(plan)
-                                  : PrepareDataFile(*state, plan, settled.assignment.structure));
+                                  : PrepareDataFile(*state, plan, settled.assignment().structure));
   return file;
 }
 

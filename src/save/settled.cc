@@ -34,9 +34,15 @@ void Fields(Archive& archive, FieldsOf<Archive, SettledSave>& save) {
   archive.Enum(save.format, Format::kVarve, Format::kHfai, "an unknown format");
   archive.Check([&] { return FindWrittenFormat(save.format) != nullptr; },
                 "a format that is not written");
-  archive(save.identity, save.plan, save.assignment, save.placement, save.layout, save.shard_size,
-          save.one_writer, save.joins);
+  archive(save.identity, save.placement, save.layout, save.shard_size, save.one_writer, save.joins);
   archive(save.plans, save.settled, save.side_files);
+  archive.Check(
+      [&] {
+        const bool coordinates = save.identity.coordinated && save.identity.rank == 0;
+        return save.plans.size() == (coordinates ? save.identity.world_size : 1) &&
+               save.settled.ranks.size() == save.plans.size();
+      },
+      "plans of other ranks than the save has");
 }
 
 template void Fields(FieldWriter& archive, const SettledSave& save);

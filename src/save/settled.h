@@ -18,8 +18,6 @@ namespace varve {
 struct SettledSave {
   Format format = Format::kVarve;
   FileIdentity identity;
-  LocalPlan plan;
-  RankAssignment assignment;
   Bytes placement;               ///< WrittenFormat::place of this rank.
   Bytes layout;                  ///< FileWork::layout.
   std::uint64_t shard_size = 0;  ///< SaveOptions::shard_size.
@@ -29,10 +27,15 @@ struct SettledSave {
   bool joins = false;
   /// Commit::claim of this save; not where another process writes it.
   std::string claim{};
-  // Set on the coordinator of a coordinated save, by rank:
+  /// By rank on the coordinator of a coordinated save; else this rank's alone.
   std::vector<LocalPlan> plans;
   SettledPlan settled;
+  /// On the coordinator.
   std::vector<SideFile> side_files;
+
+  /// Returns this rank's own plan, and its part in it.
+  [[nodiscard]] const LocalPlan& plan() const { return plans[0]; }
+  [[nodiscard]] const RankAssignment& assignment() const { return settled.ranks[0]; }
 };
 
 /// For processes of one version of Varve on one machine; never stored.

@@ -134,8 +134,8 @@ Result<RankFile> LayOutHf(const State* state, const SettledSave& settled) {
   const auto placement = std::make_shared<const HfPlacement>(std::move(decoded));
   const bool own = placement->way == HfWay::kOwnFiles;
   VARVE_ASSIGN_OR_RETURN(HfShare found,
-                         own ? ShareOfOwner(settled.plan, settled.assignment, *placement)
-                             : ShareOfRank(settled.plan, settled.assignment, *placement));
+                         own ? ShareOfOwner(settled.plan(), settled.assignment(), *placement)
+                             : ShareOfRank(settled.plan(), settled.assignment(), *placement));
   const auto share = std::make_shared<const HfShare>(std::move(found));
   const auto outcome = std::make_shared<ScatterOutcome>();
   const std::uint64_t block_bytes = settled.identity.block_bytes;
@@ -146,7 +146,7 @@ Result<RankFile> LayOutHf(const State* state, const SettledSave& settled) {
   work.block_bytes = block_bytes;
   work.sums = false;  // Its blocks are not the files': the scatter file sums theirs.
   if (state != nullptr) {
-    VARVE_ASSIGN_OR_RETURN(work.segments, SegmentsOf(*state, settled.assignment, *share));
+    VARVE_ASSIGN_OR_RETURN(work.segments, SegmentsOf(*state, settled.assignment(), *share));
     work.name_of = [state](std::uint32_t owner) { return state->tensors[owner].fqn; };
   }
   work.keep = placement;  // Has the headers.
