@@ -44,7 +44,7 @@ void AddTarget(LoadRequest& request, std::string fqn, DType dtype, Dims shape,
 
 void Add(State& state, std::string fqn, PlainTensor plain) {
   TensorSource source = SourceOf(plain);
-  Box box = WholeBox(plain.shape);
+  Box box = plain.box ? *std::move(plain.box) : WholeBox(plain.shape);
   state.tensors.push_back(
       {std::move(fqn), plain.dtype, std::move(plain.shape), std::move(box), std::move(source)});
 }
@@ -53,12 +53,10 @@ void Add(LoadRequest& request, std::string fqn, PlainTensor plain) {
   AddPlainTarget(request, std::move(fqn), std::move(plain));
 }
 
-/// Adds a whole plain tensor of torch in row-major memory, which is what nearly all are. Returns
-/// its storage, which must be kept as long as `into` is used; None for all others, which are added
-/// otherwise.
+/// Adds a tensor that is there. Returns its storage, which must be kept as long as `into` is used;
+/// None for none.
 template <class Into>
-nb::object AddPlain(Into& into, std::string fqn, nb::handle tensor, bool devices) {
-  auto plain = PlainTensorOf(tensor, devices);
+nb::object AddFound(Into& into, std::string fqn, std::optional<PlainTensor> plain) {
   if (!plain) {
     return nb::none();
   }
@@ -67,13 +65,21 @@ nb::object AddPlain(Into& into, std::string fqn, nb::handle tensor, bool devices
   return storage;
 }
 
-/// Adds the plain tensors of a dict to a save, up to the first other entry.
+/// Adds a whole plain tensor of torch in row-major memory, which is what nearly all are; likewise,
+/// None for all others, which are added otherwise.
+template <class Into>
+nb::object AddPlain(Into& into, std::string fqn, nb::handle tensor, bool devices) {
+  return AddFound(into, std::move(fqn), PlainTensorOf(tensor, devices));
+}
+
+/// Adds the plain tensors of a dict to a save, and DTensors of which this rank holds one plain box,
+/// up to the first other entry.
 ///
 /// `names` has what each name of the state is, `items` gets `leaf` for each key, `taken` the
-/// storages. Returns the first other (key, value), None at the end.
+/// storages; `places` is HeldTensorOf's. Returns the first other (key, value), None at the end.
 nb::object AddPlainItems(State& state, nb::handle entries, const std::optional<std::string>& path,
                          nb::dict names, nb::dict items, nb::handle leaf, nb::list taken,
-                         bool devices) {
+                         bool devices, nb::dict places) {
   const nb::str word("tensor");
   return TakeWhile(entries, [&](nb::handle key, nb::handle tensor) {
     auto name = NameAt(path, key);
@@ -84,7 +90,8 @@ nb::object AddPlainItems(State& state, nb::handle entries, const std::optional<s
     if (names.contains(text)) {
       return false;
     }
-    const nb::object storage = AddPlain(state, *std::move(name), tensor, devices);
+    const nb::object storage =
+        AddFound(state, *std::move(name), HeldTensorOf(tensor, devices, places));
     if (storage.is_none()) {
       return false;
     }
@@ -109,7 +116,7 @@ bool IsOfOneRank(std::string_view name) {
 /// `taken` gets (name, tensor), `keep` the storages.
 nb::object MatchPlainItems(LoadRequest& request, nb::handle entries,
                            const std::optional<std::string>& path, nb::dict stored, nb::handle leaf,
-                           nb::list taken, nb::list keep, bool devices) {
+                           nb::list taken, nb::list keep, bool devices, nb::dict places) {
   return TakeWhile(entries, [&](nb::handle key, nb::handle tensor) {
     auto name = NameAt(path, key);
     if (!name) {
@@ -119,11 +126,13 @@ nb::object MatchPlainItems(LoadRequest& request, nb::handle entries,
     if (found == nullptr && PyErr_Occurred() != nullptr) {
       throw nb::python_error();
     }
-    if (found == nullptr || Py_TYPE(found) != Py_TYPE(leaf.ptr()) || IsOfOneRank(*name)) {
+    if (found == nullptr || Py_TYPE(found) != Py_TYPE(leaf.ptr()) || IsOfOneRank(*name) ||
+        IsViewOfDTensor(tensor)) {
       return false;
     }
     const nb::str text(name->c_str(), name->size());
-    const nb::object storage = AddPlain(request, *std::move(name), tensor, devices);
+    const nb::object storage =
+        AddFound(request, *std::move(name), HeldTensorOf(tensor, devices, places));
     if (storage.is_none()) {
       return false;
     }
@@ -180,7 +189,7 @@ void BindTensors(nb::module_& parent) {
       .def("add_plain", &AddPlain<State>, nb::arg("fqn"), nb::arg("tensor"), nb::arg("devices"))
       .def("add_plain_items", &AddPlainItems, nb::arg("entries"), nb::arg("path").none(),
            nb::arg("names"), nb::arg("items"), nb::arg("leaf"), nb::arg("taken"),
-           nb::arg("devices"))
+           nb::arg("devices"), nb::arg("places"))
       .def("note_copied", &NoteCopied<State>, nb::arg("problem"))
       .def(
           "add_object",
@@ -207,7 +216,7 @@ void BindTensors(nb::module_& parent) {
            nb::arg("devices"))
       .def("match_plain_items", &MatchPlainItems, nb::arg("entries"), nb::arg("path").none(),
            nb::arg("stored"), nb::arg("leaf"), nb::arg("taken"), nb::arg("keep"),
-           nb::arg("devices"))
+           nb::arg("devices"), nb::arg("places"))
       .def("clear_targets", [](LoadRequest& request) { request.targets.clear(); })
       .def("note_copied", &NoteCopied<LoadRequest>, nb::arg("problem"))
       .def("place", &Place, nb::arg("shape"), nb::arg("offsets"))

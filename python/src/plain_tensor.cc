@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <map>
+#include <new>
 #include <utility>
 
 #include <nanobind/stl/map.h>
@@ -67,6 +68,44 @@ struct Torch {
   PyObject* global_shape = nullptr;
 };
 Torch& g_torch = *new Torch;
+
+/// Arguments of set_dtensors, likewise.
+struct DTensors {
+  PyObject* type = nullptr;
+  PyObject* place_of = nullptr;
+  PyObject* is_view = nullptr;
+  PyObject* local_tensor = nullptr;
+  PyObject* spec = nullptr;
+  PyObject* mesh = nullptr;
+  PyObject* placements = nullptr;
+  PyObject* shape = nullptr;
+};
+DTensors& g_dtensors = *new DTensors;
+
+/// The box of a tensor that this rank holds.
+struct HeldPlace {
+  Dims shape;
+  Box box;
+};
+
+void SetDTensors(const nb::object& type, const nb::object& place_of) {
+  g_dtensors.type = nb::object(type).release().ptr();
+  g_dtensors.place_of = nb::object(place_of).release().ptr();
+  g_dtensors.is_view = nb::object(type.attr("_is_view")).release().ptr();
+  g_dtensors.local_tensor = PyUnicode_InternFromString("_local_tensor");
+  g_dtensors.spec = PyUnicode_InternFromString("_spec");
+  g_dtensors.mesh = PyUnicode_InternFromString("mesh");
+  g_dtensors.placements = PyUnicode_InternFromString("placements");
+  g_dtensors.shape = PyUnicode_InternFromString("shape");
+}
+
+nb::object Attribute(nb::handle object, PyObject* name) {
+  PyObject* const value = PyObject_GetAttr(object.ptr(), name);
+  if (value == nullptr) {
+    throw nb::python_error();
+  }
+  return nb::steal(value);
+}
 
 /// Takes the interface from torch's capsule. One of another major version is left alone.
 void SetTorch(const nb::object& capsule, const nb::object& tensor_type,
@@ -134,12 +173,27 @@ std::uint64_t NumberOf(PyObject* function, Arguments... arguments) {
   return nb::cast<std::uint64_t>(Call(function, arguments...));
 }
 
-/// DLPack calls a uint4 a uint8: torch's own dtype tells them apart.
-bool IsStored(PyObject* tensor) {
-  const nb::object dtype = nb::steal(PyObject_GetAttr(tensor, g_torch.dtype));
-  if (!dtype.is_valid()) {
+/// Returns what the places have for a DTensor, asking for it once; None where nothing can be said.
+nb::object HeldPlaceOf(nb::handle tensor, nb::dict places) {
+  const nb::object spec = Attribute(tensor, g_dtensors.spec);
+  const nb::object mesh = Attribute(spec, g_dtensors.mesh);
+  const nb::object placements = Attribute(spec, g_dtensors.placements);
+  const nb::object shape = Attribute(tensor, g_dtensors.shape);
+  const nb::tuple key = nb::make_tuple(mesh, placements, shape);
+  if (PyObject* const known = PyDict_GetItemWithError(places.ptr(), key.ptr())) {
+    return nb::borrow(known);
+  }
+  if (PyErr_Occurred() != nullptr) {
     throw nb::python_error();
   }
+  nb::object place = Call(g_dtensors.place_of, mesh.ptr(), placements.ptr(), shape.ptr());
+  places[key] = place;
+  return place;
+}
+
+/// DLPack calls a uint4 a uint8: torch's own dtype tells them apart.
+bool IsStored(PyObject* tensor) {
+  const nb::object dtype = Attribute(tensor, g_torch.dtype);
   const int found = PySet_Contains(g_torch.stored, dtype.ptr());
   if (found < 0) {
     throw nb::python_error();
@@ -203,7 +257,41 @@ std::optional<PlainTensor> PlainTensorOf(nb::handle tensor, bool devices) {
   return plain;
 }
 
+std::optional<PlainTensor> HeldTensorOf(nb::handle tensor, bool devices, nb::dict places) {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr())) != g_dtensors.type) {
+    return PlainTensorOf(tensor, devices);
+  }
+  auto plain = PlainTensorOf(Attribute(tensor, g_dtensors.local_tensor), devices);
+  if (!plain) {
+    return std::nullopt;
+  }
+  const nb::object found = HeldPlaceOf(tensor, std::move(places));
+  if (found.is_none()) {
+    return std::nullopt;
+  }
+  const auto& place = nb::cast<const HeldPlace&>(found);
+  if (plain->shape != place.box.sizes) {
+    return std::nullopt;
+  }
+  plain->shape = place.shape;
+  plain->box = place.box;
+  return plain;
+}
+
+bool IsViewOfDTensor(nb::handle tensor) {
+  return reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr())) == g_dtensors.type &&
+         IsTrue(g_dtensors.is_view, tensor.ptr());
+}
+
 void BindPlainTensors(nb::module_& module) {
+  nb::class_<HeldPlace>(module, "Place")
+      .def(
+          "__init__",
+          [](HeldPlace* place, Dims shape, Dims offsets, Dims sizes) {
+            new (place) HeldPlace{std::move(shape), {std::move(offsets), std::move(sizes)}};
+          },
+          nb::arg("shape"), nb::arg("offsets"), nb::arg("sizes"));
+  module.def("set_dtensors", &SetDTensors, nb::arg("dtensor"), nb::arg("place_of"));
   module.def("set_torch", &SetTorch, nb::arg("capsule"), nb::arg("tensor"), nb::arg("parameter"),
              nb::arg("dtypes"), nb::arg("stored"));
   module.def("device_problem", [] {

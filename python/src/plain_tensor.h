@@ -11,10 +11,11 @@
 
 namespace varve::python {
 
-/// Row-major memory of a whole tensor.
+/// Row-major memory of a tensor, or of the one box of it that this rank holds.
 struct PlainTensor {
   DType dtype = DType::kUInt8;
-  Dims shape;
+  Dims shape;              ///< Of the whole tensor.
+  std::optional<Box> box;  ///< Nothing for all of it.
   void* data = nullptr;
   nb::object storage{};  ///< Keeps the memory, also where the tensor gets another storage.
   std::optional<OnCuda> cuda{};
@@ -24,6 +25,15 @@ struct PlainTensor {
 /// with `devices` on a CUDA device, with the stream that is current there. Returns nothing for all
 /// other objects and layouts, and before set_torch was called with an interface. Needs the GIL.
 std::optional<PlainTensor> PlainTensorOf(nb::handle tensor, bool devices);
+
+/// Returns likewise the memory of a DTensor whose local tensor is such a tensor and one box of the
+/// whole. `places` keeps what set_dtensors' function has returned for each mesh, placements and
+/// shape: a state has many tensors and few of these.
+std::optional<PlainTensor> HeldTensorOf(nb::handle tensor, bool devices, nb::dict places);
+
+/// Returns true for a DTensor that is a view. It may be a view of a copy, which a load must not
+/// fill.
+bool IsViewOfDTensor(nb::handle tensor);
 
 /// Returns the memory as a save reads it.
 inline TensorSource SourceOf(const PlainTensor& plain) {
@@ -35,7 +45,7 @@ inline TensorSource SourceOf(const PlainTensor& plain) {
 
 /// Adds the memory to what a load fills.
 inline void AddPlainTarget(LoadRequest& request, std::string fqn, PlainTensor plain) {
-  Box box = WholeBox(plain.shape);
+  Box box = plain.box ? *std::move(plain.box) : WholeBox(plain.shape);
   request.targets.push_back({std::move(fqn),
                              plain.dtype,
                              std::move(plain.shape),

@@ -14,10 +14,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import varve.torch
 import varve.torch.dcp
 from varve.torch._coordinator import ALONE
+from varve.torch._tensors import TorchArrays
 
 Layout = tuple[tuple[int, ...], tuple[Any, ...]]
 
@@ -343,3 +345,49 @@ def save_olmo_legacy_dtensors(rank: int, size: int, directory: str) -> None:
         "both": distribute_tensor(whole("c"), grid, [Shard(0), Shard(1)]),
     }
     torch.save({"model": model, "global_step": 3}, f"{directory}/rank{rank}.pt")
+
+
+def dtensors_on_their_own(rank: int, size: int, path: str) -> tuple[list[str], list[str]]:
+    """Returns the DTensors that Python has added one by one, to a save and to a load."""
+    mesh = init_device_mesh("cpu", (size,))
+    whole_tensor = torch.arange(48.0).reshape(8, 6)
+    strided = [_StridedShard(0, split_factor=2)]
+    half = whole_tensor.reshape(2, size, -1, 6)[:, rank].reshape(-1, 6)
+    columns = distribute_tensor(whole_tensor, mesh, [Shard(1)])
+    state = {
+        "rows": distribute_tensor(whole_tensor, mesh, [Shard(0)]),
+        "replicated": distribute_tensor(whole_tensor, mesh, [Replicate()]),
+        "uneven": distribute_tensor(whole_tensor[:5], mesh, [Shard(0)]),
+        "parameter": torch.nn.Parameter(distribute_tensor(whole_tensor, mesh, [Shard(0)])),
+        "columns": columns,
+        "transposed": columns.t(),
+        "few": distribute_tensor(whole_tensor[:1], mesh, [Shard(0)]),
+        "two boxes": DTensor.from_local(half, mesh, strided, shape=(8, 6), stride=(6, 1)),
+    }
+    apart: tuple[list[str], list[str]] = ([], [])
+
+    class Watched(TorchArrays):
+        def add_sources(self, into: Any, fqn: str, tensor: Any) -> None:
+            apart[0].append(fqn)
+            super().add_sources(into, fqn, tensor)
+
+        def add_targets(self, into: Any, fqn: str, tensor: Any) -> None:
+            apart[1].append(fqn)
+            super().add_targets(into, fqn, tensor)
+
+    varve.torch.TorchArrays = Watched  # type: ignore[misc]
+    varve.torch.save(state, path)
+    zeros = {
+        name: DTensor.from_local(
+            torch.zeros_like(tensor.to_local()),
+            mesh,
+            tensor.placements,
+            shape=tensor.shape,
+            stride=tensor.stride(),
+        )
+        for name, tensor in state.items()
+    }
+    varve.torch.load(zeros, path)
+    for name, tensor in state.items():
+        torch.testing.assert_close(zeros[name].to_local(), tensor.to_local(), rtol=0, atol=0)
+    return apart

@@ -47,6 +47,20 @@ def test_any_layout_saves_and_any_layout_loads(tmp_path: Path) -> None:
         run_ranks(size, jobs.load_layouts, paths, layouts)
 
 
+def test_dtensors_of_one_plain_box_are_added_without_a_call_of_python(tmp_path: Path) -> None:
+    path = str(tmp_path / "step")
+    by_rank = run_ranks(2, jobs.dtensors_on_their_own, path)
+    assert [saved for saved, _ in by_rank] == [
+        ["transposed", "two boxes"],  # Not row-major; not one box.
+        ["transposed", "few", "two boxes"],  # Rank 1 has none of these few rows.
+    ]
+    assert all(loaded == saved for saved, loaded in by_rank)
+    whole = varve.torch.read(path)
+    expected = torch.arange(48.0).reshape(8, 6)
+    assert all(torch.equal(whole[name], expected) for name in ("rows", "columns", "two boxes"))
+    assert torch.equal(whole["transposed"], expected.t())
+
+
 def test_a_partial_dtensor_is_refused_with_the_reason(tmp_path: Path) -> None:
     errors = errors_of_ranks(2, jobs.save_partial, str(tmp_path / "x"))
     assert all('"grad"' in e and "Partial" in e and "redistribute" in e for e in errors.values())

@@ -1,6 +1,6 @@
 """The part of the binding that takes tensors and values to save, and tensors to fill."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 def set_torch(
@@ -13,6 +13,19 @@ def set_torch(
     """Takes torch's interface for C callers, by which `add_plain` looks at tensors.
 
     `dtypes` are numbers by DLPack's code and bits, `stored` the torch dtypes that `add_plain` takes.
+    """
+
+class Place:
+    """The box of a tensor that this rank holds."""
+
+    def __init__(
+        self, shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]
+    ) -> None: ...
+
+def set_dtensors(dtensor: type, place_of: Callable[[Any, Any, Any], Place | None]) -> None:
+    """Lets `add_plain_items` and `match_plain_items` take DTensors.
+
+    `place_of(mesh, placements, shape)` returns the one box that this rank holds, None for others.
     """
 
 def device_problem() -> str:
@@ -47,8 +60,11 @@ class State:
         leaf: Any,
         taken: list[Any],
         devices: bool,
+        places: dict[Any, Place | None],
     ) -> tuple[Any, Any] | None:
-        """Adds what `add_plain` would of a dict's entries, up to the first other one.
+        """Adds what `add_plain` would of a dict's entries, and DTensors, up to the first other one.
+
+        A DTensor is taken whose local tensor `add_plain` would take, and is one box of the whole.
 
         Args:
             entries: The (key, value) pairs. A key that is no str of ASCII ends it, and one whose name there is.
@@ -58,6 +74,7 @@ class State:
             leaf: What the structure has for a tensor.
             taken: Gets the tensors' storages, to be kept as in `add_plain`.
             devices: As in `add_plain`.
+            places: Keeps what `place_of` has returned, by its arguments.
 
         Returns the first other pair, None at the end.
         """
@@ -110,8 +127,9 @@ class LoadRequest:
         taken: list[tuple[str, Any]],
         keep: list[Any],
         devices: bool,
+        places: dict[Any, Place | None],
     ) -> tuple[Any, Any] | None:
-        """Adds plain tensors to fill as State.add_plain_items does.
+        """Adds plain tensors and DTensors to fill as State.add_plain_items does.
 
         Those for which `stored` has an object of the type of `leaf` under the same key. `taken` gets
         (name, tensor), `keep` the storages.

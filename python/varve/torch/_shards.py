@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from varve._core import states
 from varve._engine import DTYPE_NUMBERS
 from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.torch import _layout
@@ -39,6 +40,7 @@ __all__ = [
     "is_torch",
     "local_bytes",
     "overlaps",
+    "place_of",
     "refuse_copy",
     "shards_of",
     "stretches_of",
@@ -222,10 +224,30 @@ def shards_of(fqn: str, tensor: Any) -> tuple[Sequence[int], list[_Shard]]:
 
 def stretches_of(fqn: str, tensor: Any) -> list[_layout.Stretches]:
     """Returns the stretches of each dimension of a DTensor that this rank holds; its mesh has this rank."""
-    coordinate = tensor.device_mesh.get_coordinate()
-    dims: list[_layout.Stretches] = [[(0, size)] for size in tensor.shape]
-    for mesh_dim, placement in enumerate(tensor.placements):
-        count = tensor.device_mesh.size(mesh_dim)
+    return _stretches(fqn, tensor.device_mesh, tensor.placements, tensor.shape)
+
+
+def place_of(mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> states.Place | None:
+    """Returns the box of a DTensor that this rank holds; None for several, for none, and for what is refused."""
+    if mesh.get_coordinate() is None:
+        return None
+    try:
+        boxes = _layout.boxes(_stretches("", mesh, placements, shape))
+    except (InvalidArgumentError, UnsupportedError):
+        return None  # Who asks for that tensor alone raises it with its name.
+    if len(boxes) != 1:
+        return None
+    offsets, _, sizes = boxes[0]
+    return states.Place(shape, offsets, sizes)
+
+
+def _stretches(
+    fqn: str, mesh: Any, placements: Sequence[Any], shape: Sequence[int]
+) -> list[_layout.Stretches]:
+    coordinate = mesh.get_coordinate()
+    dims: list[_layout.Stretches] = [[(0, size)] for size in shape]
+    for mesh_dim, placement in enumerate(placements):
+        count = mesh.size(mesh_dim)
         index = coordinate[mesh_dim]
         if isinstance(placement, Partial):
             raise InvalidArgumentError(

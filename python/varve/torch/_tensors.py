@@ -30,6 +30,7 @@ from varve.torch._shards import (
     is_shard,
     is_torch,
     overlaps,
+    place_of,
     refuse_copy,
     shards_of,
 )
@@ -49,6 +50,8 @@ if _exchange is not None:
         {code: DTYPE_NUMBERS[name] for code, name in _DLPACK.items()},
         frozenset(NUMBERS),
     )
+    if DTensor is not None:
+        states.set_dtensors(DTensor, place_of)
 
 
 class TorchArrays(NumpyArrays):
@@ -78,6 +81,8 @@ class TorchArrays(NumpyArrays):
         self._cast = cast
         #: Whether `add_plain` may take tensors on devices; known when the first comes.
         self._plain_devices = False
+        #: Where this rank's boxes of DTensors are, by mesh, placements and shape.
+        self._places: dict[Any, states.Place | None] = {}
         #: Copies on the CPU, by the memory that they are of: tied tensors stay tied.
         self._copies: dict[Any, torch.Tensor] = {}
         self._fresh: dict[int, torch.Tensor] = {}
@@ -117,14 +122,17 @@ class TorchArrays(NumpyArrays):
         add_shard(into, fqn, shape, offsets, memory, cuda)
 
     def taker(self, into: Gathered) -> _tree.Take:
-        """Returns a function that adds the whole tensors of a dict in row-major memory."""
+        """Returns a function that adds a dict's tensors in row-major memory, whole ones and DTensors."""
         add, leaf = into.engine.add_plain_items, LEAVES["torch"]
 
         def take(
             entries: Any, path: str | None, names: Any, items: Any, taken: list[Any]
         ) -> tuple[Any, Any] | None:
             return self._run_of_plain(
-                entries, lambda more, devices: add(more, path, names, items, leaf, taken, devices)
+                entries,
+                lambda more, devices: add(
+                    more, path, names, items, leaf, taken, devices, self._places
+                ),
             )
 
         return take
@@ -138,7 +146,9 @@ class TorchArrays(NumpyArrays):
         ) -> tuple[Any, Any] | None:
             return self._run_of_plain(
                 entries,
-                lambda more, devices: add(more, path, stored, leaf, taken, into.keep, devices),
+                lambda more, devices: add(
+                    more, path, stored, leaf, taken, into.keep, devices, self._places
+                ),
             )
 
         return take
@@ -169,6 +179,8 @@ class TorchArrays(NumpyArrays):
         """Returns True for the first tensor on a device that the engine can use; from then on they are plain."""
         if self._plain_devices or not self._from_devices:
             return False
+        if DTensor is not None and type(tensor) is DTensor:
+            tensor = tensor._local_tensor
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.is_cuda:
             return False
         self._plain_devices = not _devices.problem()
