@@ -13,8 +13,6 @@
 #include "interruptible.h"
 #include "plain_items.h"
 #include "plain_tensor.h"
-#include "publish/dcp_commit.h"
-#include "publish/dcp_in_place.h"
 #include "publish/files_commit.h"
 #include "save/dcp_file.h"
 #include "save/dcp_index.h"
@@ -140,21 +138,24 @@ nb::bytes SealPython(const nb::bytes& index, const nb::list& files) {
 
 using NamedSizes = std::vector<std::pair<std::string, std::uint64_t>>;
 
-/// DcpCommit, FilesCommit or DcpInPlaceCommit, until it has ended.
-template <class Commit>
-class PythonCommit {
+/// A FilesCommit until it has ended.
+class PythonFilesCommit {
  public:
-  template <class... Options>
-  explicit PythonCommit(const FsPath& path, Options&&... options) {
-    Result<std::unique_ptr<Commit>> begun = Internal("not run");
+  PythonFilesCommit(const FsPath& path, bool overwrite, std::string mark,
+                    std::optional<std::uint32_t> rank, bool stays) {
+    const FilesTerms terms{.overwrite = overwrite ? Overwrite::kAlways : Overwrite::kNever,
+                           .mark = std::move(mark),
+                           .rank = rank,
+                           .stays = stays};
+    Result<std::unique_ptr<FilesCommit>> begun = Internal("not run");
     {
       const GilReleased release;
-      begun = Commit::Begin(path.text, options...);
+      begun = FilesCommit::Begin(path.text, terms);
     }
     commit_ = ValueOrRaise(std::move(begun));
   }
 
-  [[nodiscard]] Commit& get() const {
+  [[nodiscard]] FilesCommit& get() const {
     if (commit_ == nullptr) {
       Raise(FailedPrecondition("this save has ended already"));
     }
@@ -166,7 +167,7 @@ class PythonCommit {
   nb::list Publish(NamedSizes files, const nb::bytes& index) {
     (void)get();
     struct Run {
-      std::unique_ptr<Commit> commit;
+      std::unique_ptr<FilesCommit> commit;
       NamedSizes files;
       std::string index;
       Result<std::vector<std::string>> conflicts = Internal("not run");
@@ -195,26 +196,7 @@ class PythonCommit {
   }
 
  private:
-  std::unique_ptr<Commit> commit_;
-};
-
-class PythonDcpCommit : public PythonCommit<DcpCommit> {
- public:
-  PythonDcpCommit(const FsPath& path, bool overwrite, std::optional<std::uint32_t> rank)
-      : PythonCommit(path, overwrite ? Overwrite::kAlways : Overwrite::kNever, AnyStorage(), rank) {
-  }
-};
-
-class PythonFilesCommit : public PythonCommit<FilesCommit> {
- public:
-  PythonFilesCommit(const FsPath& path, bool overwrite, const std::string& mark)
-      : PythonCommit(path, overwrite ? Overwrite::kAlways : Overwrite::kNever, mark) {}
-};
-
-class PythonDcpInPlaceCommit : public PythonCommit<DcpInPlaceCommit> {
- public:
-  PythonDcpInPlaceCommit(const FsPath& path, bool overwrite, std::optional<std::uint32_t> rank)
-      : PythonCommit(path, DcpInPlaceOptions{.overwrite = overwrite, .rank = rank}) {}
+  std::unique_ptr<FilesCommit> commit_;
 };
 
 }  // namespace
@@ -254,28 +236,15 @@ void BindDcp(nb::module_& module) {
       "dcp_replaces_directory", [](const FsPath& path) { return DcpReplacesDirectory(path.text); },
       nb::arg("path"));
   nb::class_<PythonFilesCommit>(module, "FilesCommit")
-      .def(nb::init<const FsPath&, bool, const std::string&>(), nb::arg("path"),
-           nb::arg("overwrite"), nb::arg("mark"))
+      .def(nb::init<const FsPath&, bool, std::string, std::optional<std::uint32_t>, bool>(),
+           nb::arg("path"), nb::arg("overwrite"), nb::arg("mark") = "",
+           nb::arg("rank") = nb::none(), nb::arg("stays") = false)
       .def_prop_ro("staging",
                    [](const PythonFilesCommit& self) { return ToPath(self.get().staging()); })
+      .def_prop_ro("below", [](const PythonFilesCommit& self) { return self.get().below(); })
+      .def_prop_ro("first", [](const PythonFilesCommit& self) { return self.get().first(); })
       .def("publish", &PythonFilesCommit::Publish, nb::arg("files"), nb::arg("index"))
       .def("abandon", &PythonFilesCommit::Abandon);
-  nb::class_<PythonDcpCommit>(module, "DcpCommit")
-      .def(nb::init<const FsPath&, bool, std::optional<std::uint32_t>>(), nb::arg("path"),
-           nb::arg("overwrite"), nb::arg("rank") = nb::none())
-      .def_prop_ro("staging",
-                   [](const PythonDcpCommit& self) { return ToPath(self.get().staging()); })
-      .def("publish", &PythonDcpCommit::Publish, nb::arg("files"), nb::arg("index"))
-      .def("abandon", &PythonDcpCommit::Abandon);
-  nb::class_<PythonDcpInPlaceCommit>(module, "DcpInPlaceCommit")
-      .def(nb::init<const FsPath&, bool, std::optional<std::uint32_t>>(), nb::arg("path"),
-           nb::arg("overwrite"), nb::arg("rank").none())
-      .def_prop_ro(
-          "directory",
-          [](const PythonDcpInPlaceCommit& self) { return ToPath(self.get().directory()); })
-      .def_prop_ro("first", [](const PythonDcpInPlaceCommit& self) { return self.get().first(); })
-      .def("publish", &PythonDcpInPlaceCommit::Publish, nb::arg("files"), nb::arg("index"))
-      .def("abandon", &PythonDcpInPlaceCommit::Abandon);
 }
 
 }  // namespace varve::python

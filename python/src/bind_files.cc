@@ -18,7 +18,6 @@
 #include "bindings.h"
 #include "interop/olmo/names.h"
 #include "interruptible.h"
-#include "publish/dcp_commit.h"
 #include "save/state_file.h"
 #include "varve/storage.h"
 
@@ -97,9 +96,6 @@ void BindFiles(nb::module_& module) {
              nb::arg("storages"));
   module.def("write_safetensors", &WriteSafetensorsFile, nb::arg("path"), nb::arg("tensors"));
   nb::module_ storage = module.def_submodule("storage");
-  storage.def(
-      "in_object_store", [](const FsPath& path) { return DcpGoesBeside(path.text); },
-      nb::arg("path"));
   storage.def("read_bytes", &ReadBytes, nb::arg("path"), nb::arg("begin") = 0,
               nb::arg("end") = nb::none());
   storage.def("size_of", &FileSize, nb::arg("path"));

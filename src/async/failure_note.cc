@@ -11,7 +11,7 @@ void NoteFailure(Storage& storage, const std::string& path, const Status& status
       status.code() == StatusCode::kAlreadyExists) {
     return;
   }
-  if (status.code() == StatusCode::kUnavailable && PublishesByRecord(storage, path)) {
+  if (status.code() == StatusCode::kUnavailable && TellsNothing(storage, path, status)) {
     return;  // A server that did not answer is not asked again, for minutes.
   }
   // Best effort: the caller has the error.

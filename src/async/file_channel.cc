@@ -8,6 +8,7 @@
 #include "catalogue/open.h"
 #include "coordinate/directory.h"
 #include "publish/claim.h"
+#include "publish/publisher.h"
 #include "varve/storage.h"
 
 namespace varve {
@@ -114,14 +115,11 @@ void Withdraw(const MeetingPlace& place, const Status& why) {
   // that is written in the directory.
   (void)MakeDirectories(place.storage, ParentPath(place.path));
   const std::string withdrawal = WithdrawalPath(place.path, place.identity.save_id);
-  if (PublishesByRecord(place.storage, place.path)) {  // A file appears there whole.
-    (void)WriteWholeFile(place.storage, withdrawal, words, /*exclusive=*/false);
-    return;
-  }
-  const std::string part = withdrawal + "-" + rank;
-  if (WriteWholeFile(place.storage, part, words, /*exclusive=*/false).ok()) {
-    (void)place.storage.Rename(part, withdrawal, RenameMode::kReplace);
-  }
+  (void)PublisherOf(place.storage, place.path)
+      ->PublishFile(withdrawal, {.replaces = true, .part = withdrawal + "-" + rank},
+                    [&](const std::string& file) {
+                      return WriteWholeFile(place.storage, file, words, /*exclusive=*/false);
+                    });
 }
 
 }  // namespace varve

@@ -3,13 +3,13 @@
 #include <utility>
 
 #include "base/stop.h"
+#include "catalogue/family.h"
 #include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/olmo_unfinished.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
 #include "catalogue/scan.h"
-#include "catalogue/unpublished.h"
 #include "format/commit_record.h"
 #include "pipeline/run_threads.h"
 #include "varve/catalogue.h"
@@ -17,9 +17,6 @@
 
 namespace varve {
 namespace {
-
-/// Most bytes of a note of a failed save, or of a quarantine.
-constexpr std::uint64_t kMaxNoteBytes = 64 << 10;
 
 /// Returns true when the save that owns this stale is alive: its lock is held.
 bool IsLocked(Storage& storage, const std::string& path) {
@@ -91,9 +88,7 @@ Result<std::optional<CheckpointEntry>> Examine(Storage& storage, const std::stri
     return std::optional(std::move(entry));
   }
   const StatusCode code = opened.status().code();
-  const bool is_incomplete = opened.status().details().reason == ErrorReason::kIncomplete;
-  if (PublishesByRecord(storage, path) && code != StatusCode::kNotFound &&
-      code != StatusCode::kDataLoss && code != StatusCode::kUnimplemented && !is_incomplete) {
+  if (TellsNothing(storage, path, opened.status())) {
     return opened.status();
   }
   switch (code) {
@@ -179,19 +174,6 @@ std::optional<CheckpointEntry> ExamineUnfinished(Storage& storage, const std::st
   return entry;
 }
 
-/// Returns the text of a note for people, on one line: it goes to terminals.
-std::string NoteText(Storage& storage, const std::string& path) {
-  const auto read = ReadWholeFile(storage, path, kMaxNoteBytes);
-  std::string text = read.ok() ? *read : read.status().message();
-  while (!text.empty() && text.back() == '\n') {
-    text.pop_back();
-  }
-  for (char& c : text) {
-    c = static_cast<unsigned char>(c) < ' ' ? ' ' : c;
-  }
-  return text;
-}
-
 /// Returns the entry for a damaged checkpoint that was taken out of the way.
 CheckpointEntry ExamineQuarantined(Storage& storage, const std::string& path,
                                    const DirectoryEntry& found, const std::string& target) {
@@ -205,56 +187,6 @@ CheckpointEntry ExamineQuarantined(Storage& storage, const std::string& path,
     }
   }
   return entry;
-}
-
-/// Returns the entry for a checkpoint that was taken out of the way where names cannot be changed:
-/// its record has another. Nothing for other files.
-std::optional<CheckpointEntry> ExamineQuarantinedRecord(Storage& storage, const std::string& path,
-                                                        const DirectoryEntry& file) {
-  const auto reason = ReasonOfQuarantinedRecord(file.name);
-  if (!reason || file.is_directory) {
-    return std::nullopt;
-  }
-  const std::string name = BaseName(path);
-  CheckpointEntry entry{
-      .name = name, .state = CheckpointState::kQuarantined, .step = StepFromName(name)};
-  entry.detail = name + ": " + NoteText(storage, JoinPath(path, *reason));
-  const auto text = ReadWholeFile(storage, JoinPath(path, file.name), kMaxNoteBytes);
-  const auto record = text.ok() ? DecodeCommitRecord(*text) : Result<CommitRecord>(text.status());
-  if (record.ok()) {
-    std::int64_t modified_ns = 0;
-    const auto bytes = BytesIn(storage, JoinPath(path, record->directory), &modified_ns);
-    entry.bytes = bytes.ok() ? *bytes : 0;
-  }
-  return entry;
-}
-
-/// Adds what is in the directory of a name beside its checkpoint, where names cannot be changed:
-/// what was taken out of the way, and where there is no checkpoint, what saves have written.
-Status AddBeside(Storage& storage, const std::string& path, bool has_checkpoint,
-                 std::vector<CheckpointEntry>* entries) {
-  if (!PublishesByRecord(storage, path)) {
-    return Status::Ok();
-  }
-  const auto listed = storage.List(path);
-  if (listed.status().code() == StatusCode::kNotFound) {
-    return Status::Ok();  // It has been removed since it was listed.
-  }
-  VARVE_RETURN_IF_ERROR(listed.status());
-  bool in_quarantine = false;
-  for (const DirectoryEntry& file : *listed) {
-    if (auto entry = ExamineQuarantinedRecord(storage, path, file)) {
-      entries->push_back(*std::move(entry));
-      in_quarantine = true;  // Data that nothing else names are its own.
-    }
-  }
-  if (!has_checkpoint && !in_quarantine) {
-    VARVE_ASSIGN_OR_RETURN(auto unpublished, ExamineUnpublished(storage, path, *listed));
-    if (unpublished) {
-      entries->push_back(*std::move(unpublished));
-    }
-  }
-  return Status::Ok();
 }
 
 /// Returns the entry for the note of an asynchronous save that has failed.
@@ -337,9 +269,7 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
     return one ? std::vector{*std::move(one)} : std::vector<CheckpointEntry>();
   }
   const auto listed = storage.List(directory);
-  if (PublishesByRecord(storage, directory) && !listed.ok() &&
-      listed.status().code() != StatusCode::kNotFound &&
-      listed.status().code() != StatusCode::kInvalidArgument) {
+  if (TellsNothing(storage, directory, listed.status())) {
     return listed.status();
   }
   // A checkpoint that has been displaced is found by a name under which there is no directory.

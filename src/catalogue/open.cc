@@ -3,17 +3,16 @@
 #include <algorithm>
 
 #include "base/checksum.h"
+#include "catalogue/family.h"
 #include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/own_names.h"
 #include "catalogue/scan.h"
-#include "catalogue/unpublished.h"
 #include "varve/catalogue.h"
 
 namespace varve {
 namespace {
 
-constexpr std::uint64_t kMaxRecordBytes = std::uint64_t{64} << 10;
 constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{2} << 30;
 constexpr std::string_view kRepairHint = "; `varve repair` rebuilds it from the data files";
 
@@ -84,62 +83,6 @@ Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory
                             " of a world of " + std::to_string(newest.world_size) + " are missing")
       .With({.reason = ErrorReason::kIncomplete});
 }
-
-}  // namespace
-
-std::uint64_t NewestRecord(const std::vector<DirectoryEntry>& entries) {
-  std::uint64_t newest = 0;
-  for (const DirectoryEntry& entry : entries) {
-    if (!entry.is_directory) {
-      newest = std::max(newest, RecordNumber(entry.name).value_or(0));
-    }
-  }
-  return newest;
-}
-
-namespace {
-
-Result<CommitRecord> ReadRecord(Storage& storage, const std::string& path) {
-  VARVE_ASSIGN_OR_RETURN(const std::string bytes, ReadWholeFile(storage, path, kMaxRecordBytes));
-  return DecodeCommitRecord(bytes).Annotate(path);
-}
-
-Result<CommitRecord> ReadNewestRecord(Storage& storage, const std::string& directory,
-                                      const std::vector<DirectoryEntry>& entries) {
-  const std::uint64_t newest = NewestRecord(entries);
-  return newest == 0 ? NotFound(directory + " has no commit record")
-                     : ReadRecord(storage, JoinPath(directory, RecordName(newest)));
-}
-
-}  // namespace
-
-Result<CommitRecord> ReadCommitRecord(Storage& storage, const std::string& directory) {
-  if (IsUnlisted(storage, directory)) {  // The newest of several must be named.
-    return ReadRecord(storage, RecordNumber(BaseName(directory))
-                                   ? directory
-                                   : JoinPath(directory, RecordName(1)));
-  }
-  if (!PublishesByRecord(storage, directory)) {
-    auto record = ReadRecord(storage, JoinPath(directory, RecordName(1)));
-    if (!record.ok() || record->directory.empty()) {
-      return record;
-    }
-  }  // A copy of a checkpoint of an object store may have a record with a higher number.
-  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
-  return ReadNewestRecord(storage, directory, entries);
-}
-
-bool PublishesByRecord(Storage& storage, const std::string& path) {
-  ConditionalWrites* const writes = storage.extras().conditional_writes;
-  return writes != nullptr && writes->Serves(path);
-}
-
-int ListThreads(Storage& storage, const std::string& directory) {
-  constexpr int kOfServer = 8;  // Each may hold an index in memory.
-  return PublishesByRecord(storage, directory) ? kOfServer : 1;
-}
-
-namespace {
 
 bool HoldsDataFiles(const std::vector<DirectoryEntry>& entries) {
   return std::any_of(entries.begin(), entries.end(),
@@ -222,10 +165,6 @@ Result<OpenedIndex> OpenAt(Storage& storage, const std::string& path, const std:
   return foreign;
 }
 
-bool IsRemote(Storage& storage, const std::string& path) {
-  return PublishesByRecord(storage, path) || IsUnlisted(storage, path);
-}
-
 /// Opens what is under the name, or what an overwrite has moved aside from it.
 Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path,
                                  const std::stop_token& stop) {
@@ -240,14 +179,16 @@ Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path,
   if (entries.status().code() != StatusCode::kNotFound) {
     return opened;  // A file; the error says what it looks like.
   }
-  const bool has_one = storage.List(DisplacedPath(path)).ok();
-  auto displaced = OpenAt(storage, has_one ? DisplacedPath(path) : OldDisplacedPath(path), stop);
-  if (displaced.ok()) {
-    displaced->displaced = true;
-  } else if (displaced.status().code() == StatusCode::kNotFound) {
-    return NotFound("there is no checkpoint at " + path);
+  for (const std::string& name : DisplacedPaths(storage, path)) {
+    auto displaced = OpenAt(storage, name, stop);
+    if (displaced.status().code() != StatusCode::kNotFound) {
+      if (displaced.ok()) {
+        displaced->displaced = true;
+      }
+      return displaced;
+    }
   }
-  return displaced;
+  return NotFound("there is no checkpoint at " + path);
 }
 
 }  // namespace
@@ -266,7 +207,8 @@ Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path,
         opened.status().code() == StatusCode::kCancelled) {
       return opened;
     }
-    if (opened.status().code() == StatusCode::kUnavailable && IsRemote(storage, path)) {
+    if (opened.status().code() == StatusCode::kUnavailable &&
+        TellsNothing(storage, path, opened.status())) {
       return opened;  // A server that gave no answer would be waited for once more.
     }
     const auto record = ReadCommitRecord(storage, path);
@@ -342,16 +284,6 @@ Held CheckpointsIn(Storage& storage, const std::string& directory, const std::st
   return held;
 }
 
-/// Returns what saves have written at a name that holds no checkpoint.
-Result<std::optional<CheckpointEntry>> UnpublishedAt(Storage& storage, const std::string& path) {
-  if (!PublishesByRecord(storage, path)) {
-    return std::optional<CheckpointEntry>();
-  }
-  const auto entries = storage.List(path);
-  return entries.ok() ? ExamineUnpublished(storage, path, *entries)
-                      : Result<std::optional<CheckpointEntry>>(std::nullopt);
-}
-
 }  // namespace
 
 Result<OpenedIndex> OpenWanted(Storage& storage, const std::string& path,
@@ -362,9 +294,10 @@ Result<OpenedIndex> OpenWanted(Storage& storage, const std::string& path,
   }
   const Held held = CheckpointsIn(storage, path, stop);
   if (held.count == 0) {
-    VARVE_ASSIGN_OR_RETURN(const auto unpublished, UnpublishedAt(storage, path));
-    return unpublished
-               ? NotFound(path + " is not a checkpoint, but holds data: " + unpublished->detail)
+    std::vector<CheckpointEntry> beside;
+    VARVE_RETURN_IF_ERROR(AddBeside(storage, path, /*has_checkpoint=*/false, &beside));
+    return beside.size() == 1 && beside.front().state != CheckpointState::kQuarantined
+               ? NotFound(path + " is not a checkpoint, but holds data: " + beside.front().detail)
                : opened;
   }
   return NotFound(path + " is not a checkpoint but a directory of " + std::to_string(held.count) +

@@ -4,8 +4,8 @@
 #include <stop_token>
 #include <string>
 
+#include "catalogue/family.h"
 #include "catalogue/opened.h"
-#include "format/commit_record.h"
 #include "varve/metadata.h"
 #include "varve/status.h"
 #include "varve/storage.h"
@@ -26,19 +26,5 @@ Result<OpenedIndex> OpenWanted(Storage& storage, const std::string& path,
 /// checkpoint aside, or a removal. False for other software's formats, which do not tell one save
 /// from another; but for those whose saves have a data directory each.
 bool WasReplaced(Storage& storage, const OpenedIndex& index);
-
-/// Reads and checks varve.json. NotFound when there is none.
-Result<CommitRecord> ReadCommitRecord(Storage& storage, const std::string& directory);
-
-/// Returns the highest number of a commit record's name among these entries; 0 where there is none.
-std::uint64_t NewestRecord(const std::vector<DirectoryEntry>& entries);
-
-/// Returns true where checkpoints of this name are published by writing their record under a free
-/// name (ConditionalWrites), for names cannot be changed there.
-bool PublishesByRecord(Storage& storage, const std::string& path);
-
-/// Returns how many threads look at the checkpoints in a directory at once: several where each look
-/// waits for a server.
-int ListThreads(Storage& storage, const std::string& directory);
 
 }  // namespace varve

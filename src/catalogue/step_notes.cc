@@ -18,9 +18,6 @@ constexpr std::uint64_t kMaxStepNoteBytes = std::uint64_t{1} << 20;
 /// a save in another format puts them below the checkpoint's own, in a directory that its index
 /// names; a copy that was uploaded has them beside the index.
 Result<std::string> DirectoryOfFiles(Storage& storage, const std::string& directory) {
-  if (!PublishesByRecord(storage, directory)) {
-    return directory;
-  }
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
   std::vector<std::string> data;
   for (const DirectoryEntry& entry : entries) {
@@ -45,24 +42,15 @@ Result<std::string> DirectoryOfFiles(Storage& storage, const std::string& direct
   return data.size() == 1 ? JoinPath(directory, data.front()) : directory;
 }
 
-/// Returns true for an error that does not tell whether there is a note: a server that gave no
-/// answer, or refused one.
-bool IsUnknown(Storage& storage, const std::string& path, const Status& status) {
-  return !status.ok() && PublishesByRecord(storage, path) &&
-         status.code() != StatusCode::kNotFound && status.code() != StatusCode::kDataLoss &&
-         status.code() != StatusCode::kUnimplemented &&
-         status.code() != StatusCode::kInvalidArgument;
-}
-
 /// Returns the note of a checkpoint that has no commit record, or none that can be read.
 Result<std::optional<StepNote>> NoteWithoutRecord(Storage& storage, const std::string& directory) {
   const auto files = DirectoryOfFiles(storage, directory);
-  if (IsUnknown(storage, directory, files.status())) {
+  if (TellsNothing(storage, directory, files.status())) {
     return files.status();
   }
   const auto text = ReadWholeFile(storage, JoinPath(files.ok() ? *files : directory, kStepNoteName),
                                   kMaxStepNoteBytes);
-  if (IsUnknown(storage, directory, text.status())) {
+  if (TellsNothing(storage, directory, text.status())) {
     return text.status();
   }
   auto note = text.ok() ? DecodeStepNote(*text) : Result<StepNote>(text.status());
@@ -77,8 +65,9 @@ Result<std::optional<StepNote>> ReadStepNote(Storage& storage, const std::string
       displaced && storage.List(DisplacedPath(path)).ok() ? DisplacedPath(path) : path;
   const auto record = ReadCommitRecord(storage, directory);
   if (!record.ok()) {
-    return IsUnknown(storage, directory, record.status()) ? record.status()
-                                                          : NoteWithoutRecord(storage, directory);
+    return TellsNothing(storage, directory, record.status())
+               ? record.status()
+               : NoteWithoutRecord(storage, directory);
   }
   for (const StoredFile& file : record->side_files) {
     if (file.name == kStepNoteName) {

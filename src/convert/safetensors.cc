@@ -17,6 +17,7 @@
 #include "interop/safetensors/encode.h"
 #include "interop/safetensors/hf_checksums.h"
 #include "publish/commit.h"
+#include "publish/publisher.h"
 #include "publish/save_id.h"
 
 namespace varve {
@@ -115,31 +116,19 @@ Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target,
   if (!options.overwrite && storage.OpenForRead(target).ok()) {
     return AlreadyExists(target + " exists; pass overwrite to replace it");
   }
-  if (PublishesByRecord(storage, target)) {  // A file appears there whole.
-    // An object may have the name of a directory, which readers would look into instead.
-    if (const auto below = storage.List(target); below.ok() && !below->empty()) {
-      return FailedPrecondition(target +
-                                " is a directory: objects have names below it. One file cannot "
-                                "take its place; choose another name");
-    }
-    return WriteSegmentsFile(storage, target, segments, options.stop);
-  }
   const auto lock = storage.Lock(LockPath(target));  // Two must not share the part file.
   if (lock.status().code() == StatusCode::kFailedPrecondition) {
     return FailedPrecondition("another conversion to " + target + " is under way");
   }
-  const std::string part = PartPath(ParentPath(target), BaseName(target));
-  auto size = WriteSegmentsFile(storage, part, segments, options.stop);
-  Status status = size.status();
-  if (status.ok()) {
-    status = storage.Rename(part, target,
-                            options.overwrite ? RenameMode::kReplace : RenameMode::kNoReplace);
-  }
-  if (!status.ok()) {
-    (void)storage.Remove(part);  // It is as large as the model; the first error is reported.
-    return status;
-  }
-  VARVE_RETURN_IF_ERROR(storage.SyncDirectory(ParentPath(target)));
+  std::uint64_t size = 0;
+  VARVE_RETURN_IF_ERROR(
+      PublisherOf(storage, target)
+          ->PublishFile(target, {.replaces = options.overwrite},
+                        [&](const std::string& file) -> Status {
+                          VARVE_ASSIGN_OR_RETURN(
+                              size, WriteSegmentsFile(storage, file, segments, options.stop));
+                          return Status::Ok();
+                        }));
   return size;
 }
 
@@ -184,9 +173,13 @@ Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& sel
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   VARVE_ASSIGN_OR_RETURN(
       const auto commit,
-      Commit::Begin(storage, target, id, options.overwrite ? Overwrite::kAlways : Overwrite::kNever,
-                    options.stop, Resume::kNo, BroughtBy(files, others),
-                    {.name = std::string(kHfIndexName), .format = Format::kSafetensors}));
+      Commit::Begin(
+          storage, target,
+          {.id = id,
+           .overwrite = options.overwrite ? Overwrite::kAlways : Overwrite::kNever,
+           .stop = options.stop,
+           .brought = BroughtBy(files, others),
+           .index = {.name = std::string(kHfIndexName), .format = Format::kSafetensors}}));
   const std::string below = commit->below();
   HfChecksums checksums{.block_bytes = kDefaultBlockBytes,
                         .files = {},

@@ -10,7 +10,7 @@
 //  3. Publish the directory. `config.yaml`, OLMo's mark of a whole checkpoint, is written last. A
 //     source without one gets a mark of Varve's, .varve-uploaded: without either, what OLMo has not
 //     finished looks the same.
-// In an object store the files have their names from the beginning: steps 2 and 3 are those of
+// In an object store the staging directory is the checkpoint's own: steps 2 and 3 are those of
 // publish/fixed_names.cc, nothing is kept of one that died, and an overwrite removes the old first.
 
 #include <algorithm>
@@ -33,7 +33,7 @@
 #include "convert/writers.h"
 #include "format/structure.h"
 #include "publish/commit.h"
-#include "publish/fixed_names.h"
+#include "publish/publisher.h"
 #include "varve/checkpoint.h"
 #include "varve/storage.h"
 
@@ -183,25 +183,23 @@ class TorchDirectory {
     }
     VARVE_ASSIGN_OR_RETURN(const auto config, ReadConfig(storage_, source_));
     JoinedProgress progress(options_.progress, total);
-    if (PublishesByRecord(storage_, target)) {
-      return WriteObjects(target, parts, selections, config, &progress);
-    }
     VARVE_ASSIGN_OR_RETURN(const SaveId id, Id());
-    VARVE_ASSIGN_OR_RETURN(const auto commit, Commit::Begin(storage_, target, id,
-                                                            options_.overwrite ? Overwrite::kAlways
-                                                                               : Overwrite::kNever,
-                                                            options_.stop, Resume::kYes));
+    const IndexFile mark = MarkOf(config);
+    CommitTerms terms{.id = id,
+                      .overwrite = options_.overwrite ? Overwrite::kInPlace : Overwrite::kNever,
+                      .stop = options_.stop,
+                      .resume = Resume::kYes,
+                      .index = {.name = mark.name, .fixed = true, .beside_others = true}};
+    for (const PartFile& part : parts) {
+      terms.brought.push_back({part.name});
+    }
+    VARVE_ASSIGN_OR_RETURN(const auto commit, Commit::Begin(storage_, target, terms));
     VARVE_RETURN_IF_ERROR(commit->MarkStaging());
-    VARVE_RETURN_IF_ERROR(RemoveAllBut(parts, commit->staging()));
     ConvertReport report;
     std::vector<DataFile> written;
-    VARVE_RETURN_IF_ERROR(WriteParts(
-        parts, selections,
-        [&](const std::string& name, const std::vector<FileSegment>& segments) {
-          return WritePart(commit->staging(), name, segments);
-        },
-        &progress, &report, &written));
-    VARVE_RETURN_IF_ERROR(commit->Publish(written, {MarkOf(config)}));
+    VARVE_RETURN_IF_ERROR(
+        WriteParts(parts, selections, commit->staging(), &progress, &report, &written));
+    VARVE_RETURN_IF_ERROR(commit->Publish(written, {mark}));
     if (config) {
       report.files.emplace_back(kOlmoMark);
     }
@@ -209,17 +207,14 @@ class TorchDirectory {
   }
 
  private:
-  using WriteFunction =
-      std::function<Result<std::uint64_t>(const std::string&, const std::vector<FileSegment>&)>;
-
   Status WriteParts(const std::vector<PartFile>& parts, const std::vector<Selection>& selections,
-                    const WriteFunction& write, JoinedProgress* progress, ConvertReport* report,
+                    const std::string& staging, JoinedProgress* progress, ConvertReport* report,
                     std::vector<DataFile>* written) {
     for (std::size_t i = 0; i < parts.size(); ++i) {
       ConvertOptions convert = OptionsOf(parts[i]);
       convert.progress = progress->OfNext(selections[i].tensor_bytes());
       const auto write_this = [&](const std::vector<FileSegment>& segments) {
-        return write(parts[i].name, segments);
+        return WritePart(staging, parts[i].name, segments);
       };
       VARVE_ASSIGN_OR_RETURN(const ConvertReport file,
                              parts[i].is_safetensors
@@ -236,36 +231,6 @@ class TorchDirectory {
                             selections[i].merged.end());
     }
     return Status::Ok();
-  }
-
-  /// Writes the parts under their names into a directory of an object store.
-  Result<ConvertReport> WriteObjects(const std::string& target, const std::vector<PartFile>& parts,
-                                     const std::vector<Selection>& selections,
-                                     const std::optional<std::string>& config,
-                                     JoinedProgress* progress) {
-    std::vector<std::string> names;
-    names.reserve(parts.size() + 1);
-    for (const PartFile& part : parts) {
-      names.push_back(part.name);
-    }
-    const IndexFile mark = MarkOf(config);
-    names.push_back(mark.name);
-    VARVE_ASSIGN_OR_RETURN(const auto place,
-                           FixedNames::Begin(storage_, target, names, options_.overwrite));
-    ConvertReport report;
-    std::vector<DataFile> written;
-    VARVE_RETURN_IF_ERROR(WriteParts(
-        parts, selections,
-        [&](const std::string& name, const std::vector<FileSegment>& segments) {
-          return WriteSegmentsFile(storage_, JoinPath(target, name), segments, options_.stop);
-        },
-        progress, &report, &written));
-    VARVE_RETURN_IF_ERROR(CheckFilesAreThere(storage_, target, written));
-    VARVE_RETURN_IF_ERROR(place->Publish(mark.content));
-    if (config) {
-      report.files.emplace_back(kOlmoMark);
-    }
-    return report;
   }
 
   /// Returns a digest of all that decides what the files hold.
@@ -299,20 +264,6 @@ class TorchDirectory {
     return SaveId{Xxh3(AsByteSpan(bytes)).bytes};
   }
 
-  /// Removes what a dead unshard has put beside the parts: second names of the user's files, which
-  /// may have changed since.
-  Status RemoveAllBut(const std::vector<PartFile>& parts, const std::string& staging) {
-    VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(staging));
-    for (const DirectoryEntry& entry : entries) {
-      const bool wanted = entry.name == kStagingMark ||
-                          std::any_of(parts.begin(), parts.end(), [&](const PartFile& part) {
-                            return part.name == entry.name;
-                          });
-      VARVE_RETURN_IF_ERROR(wanted ? Status::Ok() : storage_.Remove(JoinPath(staging, entry.name)));
-    }
-    return Status::Ok();
-  }
-
   /// Writes one file, or takes the one that a dead unshard of the same has left. Returns its size.
   Result<std::uint64_t> WritePart(const std::string& staging, const std::string& name,
                                   const std::vector<FileSegment>& segments) {
@@ -324,11 +275,10 @@ class TorchDirectory {
     if (const auto left = storage_.OpenForRead(path); left.ok() && (*left)->size() == size) {
       return size;
     }
-    const std::string part = PartPath(staging, name);
-    VARVE_RETURN_IF_ERROR(storage_.Remove(part));
-    VARVE_RETURN_IF_ERROR(WriteSegmentsFile(storage_, part, segments, options_.stop).status());
-    VARVE_RETURN_IF_ERROR(storage_.Rename(part, path, RenameMode::kReplace));
-    VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(staging));
+    VARVE_RETURN_IF_ERROR(
+        PublisherOf(storage_, path)->PublishFile(path, {.replaces = true}, [&](const auto& file) {
+          return WriteSegmentsFile(storage_, file, segments, options_.stop).status();
+        }));
     return size;
   }
 

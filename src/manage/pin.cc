@@ -1,35 +1,14 @@
-#include "manage/pin.h"
+// What a person or a manager does to one checkpoint: pins, and quarantine.
 
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
 #include "pipeline/run_threads.h"
+#include "publish/claim.h"
+#include "publish/publisher.h"
 #include "varve/manage.h"
 
 namespace varve {
-namespace {
-
-constexpr std::uint64_t kMaxPinBytes = 1000;
-
-}  // namespace
-
-std::optional<std::string> ReadPin(Storage& storage, const std::string& path) {
-  auto text = ReadWholeFile(storage, JoinPath(path, kPinName), kMaxPinBytes);
-  if (text.status().code() == StatusCode::kNotFound && !PublishesByRecord(storage, path) &&
-      !storage.List(path).ok()) {
-    text = ReadWholeFile(storage, JoinPath(DisplacedPath(path), kPinName), kMaxPinBytes);
-  }
-  if (text.status().code() == StatusCode::kNotFound) {
-    return std::nullopt;
-  }
-  if (!text.ok()) {
-    return "for a reason that cannot be read: " + text.status().message();
-  }
-  while (!text->empty() && text->back() == '\n') {
-    text->pop_back();
-  }
-  return std::move(*text);
-}
 
 Status PinCheckpoint(const std::string& given, std::string_view why, Storage& storage) {
   VARVE_ASSIGN_OR_RETURN(const std::string path, ResolveTarget(given, storage));
@@ -57,6 +36,18 @@ Status UnpinCheckpoint(const std::string& given, Storage& storage) {
   }
   VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, kPinName)).Annotate("unpin " + path));
   return storage.SyncDirectory(path);
+}
+
+Result<std::string> QuarantineCheckpoint(const std::string& given, std::string_view reason,
+                                         Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolveTarget(given, storage));
+  const std::string what = "quarantine " + path;
+  VARVE_RETURN_IF_ERROR(CheckCheckpointName(path).Annotate(what));
+  if (SymbolicLinks* const links = storage.extras().symbolic_links;
+      links != nullptr && links->ReadLink(path).ok()) {
+    return FailedPrecondition(what + ": it is a symbolic link, which a user has made");
+  }
+  return PublisherOf(storage, path)->Quarantine(path, reason).Annotate(what);
 }
 
 Result<std::vector<std::optional<std::string>>> ReadPins(const std::vector<std::string>& paths,

@@ -3,7 +3,7 @@
 #include "base/stop.h"
 #include "base/time_source.h"
 #include "catalogue/open.h"
-#include "manage/pin.h"
+#include "publish/claim.h"
 #include "publish/remove.h"
 #include "varve/manage.h"
 #include "varve/upload.h"
@@ -46,11 +46,9 @@ Status CheckUnchanged(Storage& storage, const std::string& path,
   if (const auto pin = ReadPin(storage, path)) {
     return FailedPrecondition("pinned" + (pin->empty() ? "" : ": " + *pin));
   }
-  if (!PublishesByRecord(storage, path)) {
-    VARVE_ASSIGN_OR_RETURN(const auto to, PendingUploadOf(path, storage));
-    if (to) {
-      return FailedPrecondition("its upload to " + *to + " is pending");
-    }
+  VARVE_ASSIGN_OR_RETURN(const auto to, PendingUploadOf(path, storage));
+  if (to) {
+    return FailedPrecondition("its upload to " + *to + " is pending");
   }
   const auto record = ReadCommitRecord(storage, path);
   if (judged && record.ok() && record->save_id != *judged) {

@@ -113,11 +113,10 @@ class Claim final : public RunLock {
 
 }  // namespace
 
-Result<std::unique_ptr<RunLock>> ClaimRun(Storage& storage, const std::string& run,
-                                          std::string_view holder) {
+Result<std::unique_ptr<RunLock>> ClaimRun(Storage& storage, ConditionalWrites& writes,
+                                          const std::string& run, std::string_view holder) {
   const std::string directory = JoinPath(run, kRunClaims);
   const std::string what = "claim the run " + run;
-  ConditionalWrites& writes = *storage.extras().conditional_writes;
   VARVE_RETURN_IF_ERROR(writes.Prepare(run).status().Annotate(what));
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   const std::string text = std::string(holder) + "\n" + ToString(id) + "\n";

@@ -12,7 +12,7 @@
 namespace varve {
 
 /// Takes the run, from whoever has it. See LockRun.
-Result<std::unique_ptr<RunLock>> ClaimRun(Storage& storage, const std::string& run,
-                                          std::string_view holder);
+Result<std::unique_ptr<RunLock>> ClaimRun(Storage& storage, ConditionalWrites& writes,
+                                          const std::string& run, std::string_view holder);
 
 }  // namespace varve

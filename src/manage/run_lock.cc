@@ -1,6 +1,6 @@
 // The lock of a run: the storage's lock on a hidden file, and in the file who has it.
 
-#include "catalogue/open.h"
+#include "catalogue/family.h"
 #include "manage/run_claim.h"
 #include "publish/claim.h"
 #include "varve/manage.h"
@@ -25,8 +25,8 @@ class HeldRunLock final : public RunLock {
 Result<std::unique_ptr<RunLock>> LockRun(const std::string& given, std::string_view holder,
                                          Storage& storage) {
   VARVE_ASSIGN_OR_RETURN(const std::string run, ResolveTarget(given, storage));
-  if (PublishesByRecord(storage, run)) {
-    return ClaimRun(storage, run, holder);
+  if (ConditionalWrites* const writes = ConditionalWritesOf(storage, run); writes != nullptr) {
+    return ClaimRun(storage, *writes, run, holder);
   }
   VARVE_RETURN_IF_ERROR(MakeDirectories(storage, run));
   const std::string name = JoinPath(run, kRunLockName);

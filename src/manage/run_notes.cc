@@ -4,8 +4,8 @@
 #include <cstdio>
 
 #include "base/time_source.h"
+#include "catalogue/family.h"
 #include "catalogue/names.h"
-#include "catalogue/open.h"
 #include "format/json_writer.h"
 #include "pipeline/run_threads.h"
 #include "publish/save_id.h"
@@ -23,7 +23,7 @@ constexpr std::int64_t kNsPerMs = 1'000'000;
 Result<std::string> RunInObjectStore(const std::string& given, Storage& storage,
                                      const std::string& what) {
   VARVE_ASSIGN_OR_RETURN(std::string run, ResolvePath(given, storage));
-  if (!PublishesByRecord(storage, run)) {
+  if (ConditionalWritesOf(storage, run) == nullptr) {
     return Unimplemented(what + " " + run + ": directories have files for that");
   }
   return run;

@@ -10,8 +10,8 @@
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
 #include "catalogue/step_notes.h"
-#include "manage/pin.h"
 #include "pipeline/run_threads.h"
+#include "publish/claim.h"
 #include "varve/manage.h"
 
 namespace varve {
@@ -23,13 +23,12 @@ namespace {
 Result<std::int64_t> WrittenAt(Storage& storage, const std::string& path,
                                const DirectoryEntry* there) {
   const auto entries = storage.List(path);
-  if (!entries.ok() && !PublishesByRecord(storage, path)) {
+  if (TellsNothing(storage, path, entries.status())) {
+    return entries.status();
+  }
+  if (!entries.ok()) {
     return there == nullptr ? 0 : there->modified_ns;
   }
-  if (entries.status().code() == StatusCode::kNotFound) {
-    return 0;  // The step has been removed since it was listed.
-  }
-  VARVE_RETURN_IF_ERROR(entries.status());
   std::int64_t of_index = 0;
   std::int64_t newest = 0;
   for (const DirectoryEntry& entry : *entries) {

@@ -17,7 +17,7 @@ struct WrittenFiles {
   std::uint32_t first_rank = 0;  ///< The rank of the first result; the next rank has the second.
   std::uint64_t number = 0;      ///< Of each rank's file, see DcpFileName.
   std::uint64_t block_bytes = 0;
-  std::string below{};  ///< Before their names in the index, see DcpCommit::below.
+  std::string below{};  ///< Before their names in the index, see FilesCommit::below.
 };
 
 /// Makes the index. `results` by rank, as FileSystemWriter::WriteData returns them. Errors:

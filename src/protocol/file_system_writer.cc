@@ -3,8 +3,7 @@
 #include "interop/torch/encode.h"
 #include "protocol/dcp_index.h"
 #include "protocol/place.h"
-#include "publish/dcp_commit.h"
-#include "publish/dcp_in_place.h"
+#include "publish/files_commit.h"
 #include "save/dcp_index.h"
 #include "save/dcp_items.h"
 #include "save/dcp_receipt.h"
@@ -77,24 +76,17 @@ Status FileSystemWriter::SetUpStorageWriter(const SaveRole& role) {
 }
 
 Result<std::vector<SavePlan>> FileSystemWriter::PrepareGlobalPlan(std::vector<SavePlan> plans) {
-  const Overwrite overwrite = options_.overwrite ? Overwrite::kAlways : Overwrite::kNever;
+  FilesTerms terms{.overwrite = options_.overwrite ? Overwrite::kAlways : Overwrite::kNever};
+  std::uint32_t rank = 0;  // Of the first plan.
   if (!role_.use_collectives) {
-    const auto rank = static_cast<std::uint32_t>(role_.rank);
-    if (DcpGoesBeside(path_, storage_)) {
-      VARVE_ASSIGN_OR_RETURN(commit_, DcpCommit::Begin(path_, overwrite, storage_, rank));
-      plans.front().storage_data = EncodePlace({BaseName(commit_->staging()), rank, 0});
-      return plans;
-    }
-    VARVE_ASSIGN_OR_RETURN(
-        in_place_,
-        DcpInPlaceCommit::Begin(path_, {.overwrite = options_.overwrite, .rank = rank}, storage_));
-    plans.front().storage_data = EncodePlace({BaseName(path_), rank, in_place_->first()});
-    return plans;
+    rank = static_cast<std::uint32_t>(role_.rank);
+    terms.rank = rank;
   }
-  VARVE_ASSIGN_OR_RETURN(commit_, DcpCommit::Begin(path_, overwrite, storage_));
-  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
-    plans[rank].storage_data =
-        EncodePlace({BaseName(commit_->staging()), static_cast<std::uint32_t>(rank), 0});
+  VARVE_ASSIGN_OR_RETURN(commit_, FilesCommit::Begin(path_, terms, storage_));
+  Place place{BaseName(commit_->staging()), !commit_->below().empty(), rank, commit_->first()};
+  for (SavePlan& plan : plans) {
+    plan.storage_data = EncodePlace(place);
+    ++place.rank;
   }
   return plans;
 }
@@ -105,11 +97,10 @@ Result<std::vector<WriteResult>> FileSystemWriter::WriteData(const SavePlan& pla
     return std::vector<WriteResult>();
   }
   VARVE_ASSIGN_OR_RETURN(const Place place, DecodePlace(plan.storage_data));
-  const bool beside = DcpGoesBeside(path_, storage_);  // There is nothing to see before a file is.
-  const std::string directory = in_place_ != nullptr
-                                    ? in_place_->directory()
-                                    : JoinPath(beside ? path_ : ParentPath(path_), place.directory);
-  if (!beside && !storage_.List(directory).ok()) {
+  const std::string directory =
+      commit_ != nullptr ? commit_->staging()
+                         : JoinPath(place.is_below ? path_ : ParentPath(path_), place.directory);
+  if (!place.is_below && !storage_.List(directory).ok()) {
     return FailedPrecondition(directory +
                               " was made by the coordinator and is not there: the ranks do not "
                               "share the storage of " +
@@ -136,42 +127,28 @@ Result<std::vector<WriteResult>> FileSystemWriter::WriteData(const SavePlan& pla
 
 Status FileSystemWriter::Finish(const StateMetadata& metadata,
                                 const std::vector<std::vector<WriteResult>>& results) {
-  const auto rank = role_.use_collectives ? 0U : static_cast<std::uint32_t>(role_.rank);
-  if (commit_ != nullptr) {
-    VARVE_RETURN_IF_ERROR(
-        Publish(*commit_, {.first_rank = rank, .below = commit_->below()}, metadata, results));
-  } else if (in_place_ != nullptr) {
-    VARVE_RETURN_IF_ERROR(
-        Publish(*in_place_, {.first_rank = rank, .number = in_place_->first()}, metadata, results));
-  } else {
+  if (commit_ == nullptr) {
     return FailedPrecondition(path_ + ": no save is under way here");
   }
-  commit_.reset();
-  in_place_.reset();
-  return Status::Ok();
-}
-
-template <class AnyCommit>
-Status FileSystemWriter::Publish(AnyCommit& commit, WrittenFiles written,
-                                 const StateMetadata& metadata,
-                                 const std::vector<std::vector<WriteResult>>& results) {
-  written.block_bytes = options_.block_bytes;
-  VARVE_ASSIGN_OR_RETURN(const CheckpointIndex made,
-                         MakeIndex(metadata, results, written).Annotate(path_));
+  const auto rank = role_.use_collectives ? 0U : static_cast<std::uint32_t>(role_.rank);
+  VARVE_ASSIGN_OR_RETURN(const CheckpointIndex made, MakeIndex(metadata, results,
+                                                               {.first_rank = rank,
+                                                                .number = commit_->first(),
+                                                                .block_bytes = options_.block_bytes,
+                                                                .below = commit_->below()})
+                                                         .Annotate(path_));
   std::vector<std::pair<std::string, std::uint64_t>> files;
   files.reserve(made.files.size());
   for (const DataFile& file : made.files) {
     files.emplace_back(file.name, file.size);
   }
-  VARVE_RETURN_IF_ERROR(commit.Publish(files, made.index.front().content));
-  conflicts_ = commit.conflicts();
+  VARVE_RETURN_IF_ERROR(commit_->Publish(files, made.index.front().content));
+  conflicts_ = commit_->conflicts();
+  commit_.reset();
   return Status::Ok();
 }
 
-void FileSystemWriter::Abandon() {
-  commit_.reset();
-  in_place_.reset();
-}
+void FileSystemWriter::Abandon() { commit_.reset(); }
 
 std::optional<StorageMeta> FileSystemWriter::GetStorageMeta() const {
   StorageMeta meta;

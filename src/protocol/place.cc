@@ -8,6 +8,7 @@ std::string EncodePlace(const Place& place) {
   Bytes bytes;
   ByteWriter out(&bytes);
   out.String(place.directory);
+  out.U8(place.is_below ? 1 : 0);
   out.Varint(place.rank);
   out.Varint(place.number);
   return bytes;
@@ -17,6 +18,7 @@ Result<Place> DecodePlace(std::string_view bytes) {
   ByteReader in(bytes);
   Place place;
   place.directory = in.String();
+  place.is_below = in.U8() != 0;
   place.rank = static_cast<std::uint32_t>(in.Varint());
   place.number = in.Varint();
   // The name must not lead anywhere else.

@@ -14,6 +14,7 @@ namespace varve::protocol {
 struct Place {
   /// The name of the staging directory, beside the checkpoint's; or of the checkpoint's own.
   std::string directory;
+  bool is_below = false;  ///< It is below the checkpoint's own, and there with its first file.
   std::uint32_t rank = 0;
   std::uint64_t number = 0;  ///< Of the rank's file.
 };

@@ -136,6 +136,25 @@ Status CheckNotPinned(const std::string& path, const std::vector<DirectoryEntry>
                                   "unpin`), or save under another name");
 }
 
+std::optional<std::string> ReadPin(Storage& storage, const std::string& path) {
+  auto text = ReadWholeFile(storage, JoinPath(path, kPinName), kMaxPinBytes);
+  const std::vector<std::string> displaced = DisplacedPaths(storage, path);
+  if (text.status().code() == StatusCode::kNotFound && !displaced.empty() &&
+      !storage.List(path).ok()) {
+    text = ReadWholeFile(storage, JoinPath(displaced.front(), kPinName), kMaxPinBytes);
+  }
+  if (text.status().code() == StatusCode::kNotFound) {
+    return std::nullopt;
+  }
+  if (!text.ok()) {
+    return "for a reason that cannot be read: " + text.status().message();
+  }
+  while (!text->empty() && text->back() == '\n') {
+    text->pop_back();
+  }
+  return std::move(*text);
+}
+
 Result<std::unique_ptr<StorageLock>> LockName(Storage& storage, const std::string& path) {
   return TakeLock(storage, LockPath(path));
 }
@@ -190,7 +209,7 @@ Status MakeDirectories(Storage& storage, const std::string& path) {
   if (path == "." || path == "/") {
     return Status::Ok();
   }
-  if (PublishesByRecord(storage, path) || IsUnlisted(storage, path)) {
+  if (IsRemote(storage, path)) {
     // Remote names need no directories. The parents of "s3://bucket" would be names of the disk.
     return storage.MakeDirectory(path);
   }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -33,6 +34,12 @@ Result<Occupant> CheckOccupant(Storage& storage, const std::string& path, Overwr
 /// Returns FailedPrecondition where the checkpoint in the directory `path`, of these entries, is
 /// pinned: it stays until it is unpinned.
 Status CheckNotPinned(const std::string& path, const std::vector<DirectoryEntry>& entries);
+
+inline constexpr std::uint64_t kMaxPinBytes = 1000;
+
+/// Returns why the checkpoint at `path` is pinned, also where it is displaced; nothing where it is
+/// not. A pin that cannot be read counts.
+std::optional<std::string> ReadPin(Storage& storage, const std::string& path);
 
 /// Locks the name of a checkpoint. Errors: FailedPrecondition when a save of it is under way;
 /// Unimplemented where the file system has no locks.

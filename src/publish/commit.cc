@@ -58,6 +58,7 @@
 
 #include "publish/commit.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <utility>
@@ -70,6 +71,7 @@
 #include "format/commit_record.h"
 #include "format/manifest.h"
 #include "publish/claim.h"
+#include "publish/families.h"
 #include "publish/replaced.h"
 #include "publish/save_id.h"
 
@@ -79,9 +81,7 @@ namespace {
 class RenameCommit final : public Commit {
  public:
   static Result<std::unique_ptr<Commit>> Begin(Storage& storage, const std::string& name,
-                                               const SaveId& id, Overwrite overwrite,
-                                               const std::stop_token& stop, Resume resume,
-                                               const std::vector<BroughtFile>& brought);
+                                               const CommitTerms& terms);
   RenameCommit(const RenameCommit&) = delete;
   RenameCommit& operator=(const RenameCommit&) = delete;
   ~RenameCommit() override;
@@ -94,6 +94,7 @@ class RenameCommit final : public Commit {
   RenameCommit(Storage& storage, std::string path, std::string staging,
                std::unique_ptr<StorageLock> lock, bool overwrite, bool over_empty);
   Status SyncFolders(const std::vector<DataFile>& files);
+  Status KeepOnly(const std::vector<BroughtFile>& brought);
   Status CheckOthers(const std::vector<BroughtFile>& brought);
   Status AddFiles();
   Status FinishStaging();
@@ -127,9 +128,7 @@ RenameCommit::~RenameCommit() {
 }
 
 Result<std::unique_ptr<Commit>> RenameCommit::Begin(Storage& storage, const std::string& name,
-                                                    const SaveId& id, Overwrite overwrite,
-                                                    const std::stop_token& stop, Resume resume,
-                                                    const std::vector<BroughtFile>& brought) {
+                                                    const CommitTerms& terms) {
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(name));
   VARVE_ASSIGN_OR_RETURN(const std::string path, FollowLinks(storage, name));
   VARVE_RETURN_IF_ERROR(MakeDirectories(storage, ParentPath(path)));  // Step 0.
@@ -144,15 +143,15 @@ Result<std::unique_ptr<Commit>> RenameCommit::Begin(Storage& storage, const std:
   }
   VARVE_RETURN_IF_ERROR(RecoverDisplaced(storage, path));  // Step 2.
   std::vector<std::string> conflicts;
-  std::string staging = StagingPath(path, id);
-  const bool resumes =
-      locked && resume == Resume::kYes && storage.OpenForRead(JoinPath(staging, kStagingMark)).ok();
+  std::string staging = StagingPath(path, terms.id);
+  const bool resumes = locked && terms.resume == Resume::kYes &&
+                       storage.OpenForRead(JoinPath(staging, kStagingMark)).ok();
   if (locked) {
     const std::string kept = resumes ? staging : std::string();
     VARVE_RETURN_IF_ERROR(RemoveStaleOf(storage, path, &conflicts, kept));  // Step 3.
   }
   VARVE_ASSIGN_OR_RETURN(const Occupant occupant,
-                         CheckOccupant(storage, path, overwrite, stop));  // Step 4.
+                         CheckOccupant(storage, path, terms.overwrite, terms.stop));  // Step 4.
   if (const Status made = storage.MakeDirectory(staging);
       !made.ok() && !(resumes && made.code() == StatusCode::kAlreadyExists)) {
     return made;
@@ -161,8 +160,23 @@ Result<std::unique_ptr<Commit>> RenameCommit::Begin(Storage& storage, const std:
       new RenameCommit(storage, path, std::move(staging), locked ? std::move(*lock) : nullptr,
                        occupant == Occupant::kCheckpoint, occupant == Occupant::kEmptyDirectory));
   commit->conflicts_ = std::move(conflicts);
-  VARVE_RETURN_IF_ERROR(commit->CheckOthers(brought));
+  VARVE_RETURN_IF_ERROR(resumes ? commit->KeepOnly(terms.brought) : Status::Ok());
+  VARVE_RETURN_IF_ERROR(commit->CheckOthers(terms.brought));
   return std::unique_ptr<Commit>(std::move(commit));
+}
+
+/// Removes what the save that is resumed has put beside its files: second names of the user's
+/// files, which may have changed since.
+Status RenameCommit::KeepOnly(const std::vector<BroughtFile>& brought) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(staging_));
+  for (const DirectoryEntry& entry : entries) {
+    const bool wanted = entry.name == kStagingMark ||
+                        std::any_of(brought.begin(), brought.end(), [&](const BroughtFile& file) {
+                          return file.name == entry.name;
+                        });
+    VARVE_RETURN_IF_ERROR(wanted ? Status::Ok() : storage_.Remove(JoinPath(staging_, entry.name)));
+  }
+  return Status::Ok();
 }
 
 Status RenameCommit::CheckOthers(const std::vector<BroughtFile>& brought) {
@@ -291,33 +305,14 @@ Status RenameCommit::Publish(const std::vector<DataFile>& files,
 }  // namespace
 
 Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::string& name,
-                                              const SaveId& id, Overwrite overwrite,
-                                              const std::stop_token& stop, Resume resume,
-                                              const std::vector<BroughtFile>& brought,
-                                              const FixedIndex& index) {
-  if (!PublishesByRecord(storage, name)) {
-    return RenameCommit::Begin(storage, name, id, overwrite, stop, resume, brought);
-  }
-  if (index.none) {
-    return BeginFixedCommit(storage, name, overwrite, brought);
-  }
-  return index.name.empty() ? BeginRecordCommit(storage, name, id, overwrite, stop)
-                            : BeginIndexCommit(storage, name, id, overwrite, stop, brought, index);
+                                              const CommitTerms& terms) {
+  return PublisherOf(storage, name)->Begin(name, terms);
 }
 
-std::string PlaceOfSave(Storage& storage, const std::string& path, const SaveId& id, bool fixed) {
-  if (!PublishesByRecord(storage, path)) {
-    return StagingPath(path, id);
-  }
-  return fixed ? path : JoinPath(path, DataDirectoryName(id));
-}
-
-Status NeedsRenames(Storage& storage, const std::string& path, std::string_view what) {
-  return PublishesByRecord(storage, path)
-             ? Unimplemented(path + ": " + std::string(what) +
-                             " is not written to an object store. Write it to a directory and "
-                             "upload that (`varve upload`, or upload_to of a save)")
-             : Status::Ok();
+Result<std::unique_ptr<Commit>> FileSystemPublisher::Begin(const std::string& path,
+                                                           const CommitTerms& terms) {
+  return terms.index.stays ? BeginInPlaceCommit(storage_, path, terms)
+                           : RenameCommit::Begin(storage_, path, terms);
 }
 
 Status MayBeVisible(const Status& written) {

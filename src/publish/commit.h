@@ -7,8 +7,6 @@
 #include <optional>
 #include <stop_token>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "publish/other_files.h"
@@ -25,14 +23,19 @@ struct IndexFile {
   std::string content;
 };
 
-/// The index of a format of another software, where checkpoints are published by one small file.
-struct FixedIndex {
-  std::string name;  ///< ".metadata"; empty: Varve's own, whose name has a number.
+/// The index that makes the files of a save a checkpoint, where no directory takes a name at once.
+struct IndexTerms {
+  std::string name;  ///< ".metadata"; empty: Varve's own, whose name has a number in object stores.
   Format format = Format::kDcp;
-  /// There is no index, and the data files have fixed names: those that the save brings.
-  bool none = false;
+  /// The data files have fixed names, those that the save brings. `name` is the mark that is
+  /// written last; where it is empty, that is .varve-uploaded.
+  bool fixed = false;
+  /// With `fixed`: what stands there is removed first, as with Overwrite::kInPlace.
+  bool in_place = false;
   /// The checkpoint may lie beside files that are not part of it.
   bool beside_others = false;
+  /// The directory stays: it holds other things, or is a mount point. For DCP's index.
+  bool stays = false;
   /// Set for an index of this rank alone, of which the other ranks do not know.
   std::optional<std::uint32_t> rank{};
 };
@@ -43,23 +46,29 @@ enum class Resume : std::uint8_t {
   kYes,  ///< The save goes on in it. The id stands for all that decides what the files hold.
 };
 
+/// What a save wants of the name that it claims.
+struct CommitTerms {
+  SaveId id;
+  Overwrite overwrite = Overwrite::kNever;
+  std::stop_token stop{};  ///< Ends the verification of what is to be replaced.
+  Resume resume = Resume::kNo;
+  /// Files that the new checkpoint will have, as far as they are known: a file of the user's that
+  /// has such a name is found before anything is written.
+  std::vector<BroughtFile> brought{};
+  IndexTerms index{};
+};
+
 /// The right to save under one name, and the directory in which the save takes place. Used by the
 /// coordinator alone. Destroying it without Publish abandons the save: the directory is removed and
 /// nothing has become visible.
 class Commit {
  public:
-  /// Steps 0-4 of commit.cc. Where checkpoints are published by their record: the first of
-  /// record_commit.cc, of index_commit.cc for a fixed `index`, of fixed_commit.cc for none. `stop`
-  /// ends the verification of what is to be replaced. `brought` are files that the new checkpoint
-  /// will have, as far as they are known: a file of the user's that has such a name is found now.
+  /// Claims a name: steps 0-4 of commit.cc, the first of dcp_in_place.cc for a directory that
+  /// stays, and in object stores those of record_commit.cc, index_commit.cc or fixed_names.cc.
   /// Errors: AlreadyExists; FailedPrecondition; InvalidArgument for a name that a checkpoint cannot
   /// have; Cancelled.
   static Result<std::unique_ptr<Commit>> Begin(Storage& storage, const std::string& name,
-                                               const SaveId& id, Overwrite overwrite,
-                                               const std::stop_token& stop = {},
-                                               Resume resume = Resume::kNo,
-                                               const std::vector<BroughtFile>& brought = {},
-                                               const FixedIndex& index = {});
+                                               const CommitTerms& terms);
   virtual ~Commit() = default;
 
   /// Returns the directory that the save's files are written into.
@@ -68,6 +77,9 @@ class Commit {
   /// Returns what a fixed index has before the names of files in staging(): empty, or a directory
   /// and '/'.
   [[nodiscard]] virtual std::string below() const { return {}; }
+
+  /// Returns the number of the first file of each rank, where lower ones are taken in staging().
+  [[nodiscard]] virtual std::uint64_t first() const { return 0; }
 
   /// Gives the staging directory its mark: all that is in it is the save's, its folders too. A save
   /// that puts files into folders, or that can be resumed, calls this before the first of them.
@@ -105,39 +117,27 @@ class Commit {
   std::vector<std::string> conflicts_;
 };
 
-/// Begins a commit where checkpoints are published by their record. The steps are in
-/// record_commit.cc.
+/// Begins a commit in an object store whose record has a number, whose index has one name, and
+/// whose data files have.
 Result<std::unique_ptr<Commit>> BeginRecordCommit(Storage& storage, const std::string& path,
-                                                  const SaveId& id, Overwrite overwrite,
-                                                  const std::stop_token& stop);
-
-/// Begins a commit of a format whose index has one name alone, there. The steps are in
-/// index_commit.cc.
+                                                  const CommitTerms& terms);
 Result<std::unique_ptr<Commit>> BeginIndexCommit(Storage& storage, const std::string& path,
-                                                 const SaveId& id, Overwrite overwrite,
-                                                 const std::stop_token& stop,
-                                                 const std::vector<BroughtFile>& brought,
-                                                 const FixedIndex& index);
+                                                 const CommitTerms& terms);
+Result<std::unique_ptr<Commit>> BeginFixedCommit(Storage& storage, const std::string& path,
+                                                 const CommitTerms& terms);
+
+/// Begins a commit of a DCP checkpoint in a directory that stays, where names can be changed.
+Result<std::unique_ptr<Commit>> BeginInPlaceCommit(Storage& storage, const std::string& path,
+                                                   const CommitTerms& terms);
 
 /// Returns what the index of a Hugging Face folder says of its side files: all, but for those that
 /// lie with the data, where `below` is Commit::below and not empty.
 std::vector<StoredFile> SideFilesOfFolder(const std::vector<SideFile>& files,
                                           const std::string& below);
 
-/// Begins a commit of files with fixed names, those of `brought`, there. The steps are in
-/// fixed_commit.cc. Errors: AlreadyExists for a checkpoint, but for Overwrite::kInPlace.
-Result<std::unique_ptr<Commit>> BeginFixedCommit(Storage& storage, const std::string& path,
-                                                 Overwrite overwrite,
-                                                 const std::vector<BroughtFile>& brought);
-
 /// Returns the error of a save whose last write may have been carried out, or may be yet: it keeps
 /// its files. `written` is that write's.
 Status MayBeVisible(const Status& written);
-
-/// Returns the directory that the files of the save `id` of `path`, which is no link, are written
-/// into: Commit::staging(). `fixed` is FixedIndex::none.
-std::string PlaceOfSave(Storage& storage, const std::string& path, const SaveId& id,
-                        bool fixed = false);
 
 /// Returns true where a rank may still write files of a save that has failed with `outcome`: it is
 /// late or lost, or its server has not answered a request.
@@ -147,10 +147,6 @@ bool MayStillWrite(const Status& outcome);
 /// FailedPrecondition, naming ranks.
 Status CheckFilesAreThere(Storage& storage, const std::string& directory,
                           const std::vector<DataFile>& files);
-
-/// Returns Unimplemented, saying that `what` cannot be written there, where checkpoints are
-/// published by their record.
-Status NeedsRenames(Storage& storage, const std::string& path, std::string_view what);
 
 /// Returns the index of a native checkpoint: manifest.bin and varve.json.
 Result<std::vector<IndexFile>> NativeIndex(const Metadata& metadata);

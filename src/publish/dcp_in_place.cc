@@ -42,8 +42,6 @@
 //     came since step 3. Without locks only what the old INDEX named goes; the rest may be a live
 //     save's. A crash here leaves files that nothing names; the next save removes them.
 
-#include "publish/dcp_in_place.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <set>
@@ -62,8 +60,6 @@
 namespace varve {
 namespace {
 
-constexpr std::string_view kIndexName = ".metadata";
-
 bool IsFile(const DirectoryEntry& entry) { return !entry.is_directory || entry.is_link; }
 
 Status UnderWay(const std::string& path) {
@@ -71,80 +67,101 @@ Status UnderWay(const std::string& path) {
                             " is under way; wait for it or choose another name");
 }
 
-}  // namespace
+class InPlaceCommit final : public Commit {
+ public:
+  InPlaceCommit(Storage& storage, std::string path, const IndexTerms& index)
+      : storage_(storage), path_(std::move(path)), rank_(index.rank), index_(index.name) {}
+  InPlaceCommit(const InPlaceCommit&) = delete;
+  InPlaceCommit& operator=(const InPlaceCommit&) = delete;
+  ~InPlaceCommit() override {
+    if (!indexed_) {
+      (void)Guarded([&] {
+        RemoveOwn();
+        return Status::Ok();
+      });
+    }
+  }
 
-struct DcpInPlaceCommit::Impl {
-  Storage& storage;
-  std::string path;
-  std::optional<std::uint32_t> rank;
-  std::string index;                                ///< Its name in `path`.
-  std::vector<std::unique_ptr<StorageLock>> locks;  ///< Empty where there are none.
-  std::uint64_t first = 0;
-  std::vector<std::string> conflicts;
-  std::set<std::string> replaced;  ///< In `path`, to be removed once the new index is durable.
-  bool indexed = false;            ///< The index may name this save's files.
+  /// Steps 1 to 3.
+  Status Claim(Overwrite overwrite);
 
-  Status Lock();
-  Status CheckPlace(const std::vector<DirectoryEntry>& entries, bool overwrite) const;
-  void TakeStock(const std::vector<DirectoryEntry>& entries);
-  Status CheckFiles(const std::vector<std::pair<std::string, std::uint64_t>>& files) const;
-  Status ReplaceIndex(const std::string& metadata);
-  void RemoveReplaced(const std::vector<std::pair<std::string, std::uint64_t>>& files) const;
-  void RemoveOwn() const;
+  [[nodiscard]] const std::string& staging() const override { return path_; }
+  [[nodiscard]] std::uint64_t first() const override { return first_; }
+  Status MarkStaging() override { return Status::Ok(); }  // The numbers tell whose a file is.
+  Status Publish(const std::vector<DataFile>& files, const std::vector<IndexFile>& index) override;
 
  private:
-  [[nodiscard]] std::string At(const std::string& name) const { return JoinPath(path, name); }
-  [[nodiscard]] std::string Part() const { return At(index + ".tmp"); }
+  Status Lock();
+  [[nodiscard]] Status CheckPlace(const std::vector<DirectoryEntry>& entries,
+                                  Overwrite overwrite) const;
+  void TakeStock(const std::vector<DirectoryEntry>& entries);
+  Status ReplaceIndex(const std::string& metadata);
+  void RemoveReplaced(const std::vector<DataFile>& files) const;
+  void RemoveOwn() const;
+
+  [[nodiscard]] std::string At(const std::string& name) const { return JoinPath(path_, name); }
+  [[nodiscard]] std::string Part() const { return At(index_ + ".tmp"); }
   [[nodiscard]] bool IsIndexToReplace(const std::string& name) const {
-    return rank ? name == index : IsDcpIndexName(name);
+    return rank_ ? name == index_ : IsDcpIndexName(name);
   }
   /// Returns true for a name that saves of this kind may remove.
   [[nodiscard]] bool IsOurs(const std::string& name) const {
     const auto data = ParseDcpDataName(name);
-    return rank ? data && data->rank == *rank : IsDcpName(name);
+    return rank_ ? data && data->rank == *rank_ : IsDcpName(name);
   }
+
+  Storage& storage_;
+  const std::string path_;
+  const std::optional<std::uint32_t> rank_;
+  const std::string index_;                          ///< Its name in `path_`.
+  std::vector<std::unique_ptr<StorageLock>> locks_;  ///< Empty where there are none.
+  std::uint64_t first_ = 0;
+  std::set<std::string> replaced_;  ///< In `path_`, to be removed once the new index is durable.
+  /// The index may name this save's files, or there are none yet.
+  bool indexed_ = true;
 };
 
-Status DcpInPlaceCommit::Impl::Lock() {
-  if (!rank) {
-    auto outer = LockName(storage, path);
+Status InPlaceCommit::Lock() {
+  if (!rank_) {
+    auto outer = LockName(storage_, path_);
     if (outer.status().code() == StatusCode::kFailedPrecondition) {
-      return UnderWay(path);
+      return UnderWay(path_);
     }
     if (outer.ok()) {
-      locks.push_back(std::move(*outer));
-      VARVE_RETURN_IF_ERROR(RemoveStaleOf(storage, path, &conflicts));
+      locks_.push_back(std::move(*outer));
+      VARVE_RETURN_IF_ERROR(RemoveStaleOf(storage_, path_, &conflicts_));
     }
   }
-  auto inner = TakeLock(storage, rank ? RankLockPath(path, *rank) : InPlaceLockPath(path));
+  auto inner = TakeLock(storage_, rank_ ? RankLockPath(path_, *rank_) : InPlaceLockPath(path_));
   if (inner.status().code() == StatusCode::kFailedPrecondition) {
-    return UnderWay(path);
+    return UnderWay(path_);
   }
   if (inner.ok()) {
-    locks.push_back(std::move(*inner));
+    locks_.push_back(std::move(*inner));
     return Status::Ok();
   }
-  locks.clear();
+  locks_.clear();
   return inner.status().code() == StatusCode::kUnimplemented ? Status::Ok() : inner.status();
 }
 
-Status DcpInPlaceCommit::Impl::CheckPlace(const std::vector<DirectoryEntry>& entries,
-                                          bool overwrite) const {
+Status InPlaceCommit::CheckPlace(const std::vector<DirectoryEntry>& entries,
+                                 Overwrite overwrite) const {
   const auto format = ShownFormat(entries);
   const bool native = format == Format::kVarve;
-  if (rank && (native || FindEntry(entries, kIndexName) != nullptr)) {
-    return FailedPrecondition(path +
+  if (rank_ && (native || FindEntry(entries, kDcpIndexName) != nullptr)) {
+    return FailedPrecondition(path_ +
                               " holds a checkpoint that ranks saved together: what one rank saves "
                               "beside it would never be read; choose another name");
   }
-  const bool taken = rank ? FindEntry(entries, index) != nullptr : native || format == Format::kDcp;
-  if (taken && !overwrite) {
-    return AlreadyExists(path + " already holds a checkpoint; pass overwrite to replace it");
+  const bool taken =
+      rank_ ? FindEntry(entries, index_) != nullptr : native || format == Format::kDcp;
+  if (taken && overwrite == Overwrite::kNever) {
+    return AlreadyExists(path_ + " already holds a checkpoint; pass overwrite to replace it");
   }
-  VARVE_RETURN_IF_ERROR(taken ? CheckNotPinned(path, entries) : Status::Ok());
+  VARVE_RETURN_IF_ERROR(taken ? CheckNotPinned(path_, entries) : Status::Ok());
   if (native) {
     return FailedPrecondition(
-        path +
+        path_ +
         " holds a checkpoint in Varve's own format, which readers would open instead of what is "
         "saved there. It cannot be replaced as a whole, since its directory is a mount point or "
         "the one above cannot be written; remove it or choose another name");
@@ -152,144 +169,109 @@ Status DcpInPlaceCommit::Impl::CheckPlace(const std::vector<DirectoryEntry>& ent
   return Status::Ok();
 }
 
-void DcpInPlaceCommit::Impl::TakeStock(const std::vector<DirectoryEntry>& entries) {
+void InPlaceCommit::TakeStock(const std::vector<DirectoryEntry>& entries) {
   std::set<std::string> named;
   for (const DirectoryEntry& entry : entries) {
     if (!IsFile(entry) || !IsIndexToReplace(entry.name)) {
       continue;
     }
     // An index that cannot be read names nothing: an overwrite is the way to get rid of it.
-    if (auto names = NamesInDcpIndex(storage, At(entry.name)); names.ok()) {
+    if (auto names = NamesInDcpIndex(storage_, At(entry.name)); names.ok()) {
       named.insert(names->begin(), names->end());
     }
   }
   const auto count = [this](const std::string& name) {
     const auto data = ParseDcpDataName(name);
-    if (data && (!rank || data->rank == *rank)) {
-      first = std::max(first, data->number + 1);
+    if (data && (!rank_ || data->rank == *rank_)) {
+      first_ = std::max(first_, data->number + 1);
     }
   };
   std::for_each(named.begin(), named.end(), count);
   for (const DirectoryEntry& entry : entries) {
     count(entry.name);
     const auto data = ParseDcpDataName(entry.name);
-    const bool of_another_rank = rank && data && data->rank != *rank;
+    const bool of_another_rank = rank_ && data && data->rank != *rank_;
     const bool was_named = named.contains(entry.name) && !of_another_rank;
-    const bool stale = !locks.empty() && IsOurs(entry.name);
-    if (was_named || stale || (!rank && IsDcpIndexName(entry.name))) {
-      replaced.insert(entry.name);
+    const bool stale = !locks_.empty() && IsOurs(entry.name);
+    if (was_named || stale || (!rank_ && IsDcpIndexName(entry.name))) {
+      replaced_.insert(entry.name);
     }
   }
-  replaced.erase(index);
+  replaced_.erase(index_);
 }
 
-Status DcpInPlaceCommit::Impl::CheckFiles(
-    const std::vector<std::pair<std::string, std::uint64_t>>& files) const {
-  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
-  for (const auto& [name, size] : files) {
-    const DirectoryEntry* const found = FindEntry(entries, name);
-    if (found == nullptr) {
-      return FailedPrecondition(At(name) +
-                                " is not there as the coordinator sees it; all ranks must save to "
-                                "one shared file system");
-    }
-    if (found->size != size) {
-      return DataLoss(At(name) + " has " + std::to_string(found->size) +
-                      " bytes, its writer reported " + std::to_string(size));
-    }
-  }
-  return Status::Ok();
-}
-
-Status DcpInPlaceCommit::Impl::ReplaceIndex(const std::string& metadata) {
-  VARVE_RETURN_IF_ERROR(storage.SyncDirectory(path));                                     // Step 6.
-  VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, Part(), metadata, /*exclusive=*/false));  // Step 7.
-  indexed = true;
-  VARVE_RETURN_IF_ERROR(storage.Rename(Part(), At(index), RenameMode::kReplace));
-  return storage.SyncDirectory(path).Annotate(  // Step 8.
+Status InPlaceCommit::ReplaceIndex(const std::string& metadata) {
+  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(path_));  // Step 6.
+  VARVE_RETURN_IF_ERROR(
+      WriteWholeFile(storage_, Part(), metadata, /*exclusive=*/false));  // Step 7.
+  indexed_ = true;
+  VARVE_RETURN_IF_ERROR(storage_.Rename(Part(), At(index_), RenameMode::kReplace));
+  return storage_.SyncDirectory(path_).Annotate(  // Step 8.
       "the checkpoint is visible but may not survive a power cut");
 }
 
 /// Removes replaced files. Best effort: no index names a file that stays, and the next save removes
 /// it.
-void DcpInPlaceCommit::Impl::RemoveReplaced(
-    const std::vector<std::pair<std::string, std::uint64_t>>& files) const {
-  const auto entries = storage.List(path);
+void InPlaceCommit::RemoveReplaced(const std::vector<DataFile>& files) const {
+  const auto entries = storage_.List(path_);
   if (!entries.ok()) {
     return;
   }
-  std::set<std::string> left = replaced;
-  for (const auto& [name, size] : files) {
-    left.erase(name);
+  std::set<std::string> left = replaced_;
+  for (const DataFile& file : files) {
+    left.erase(file.name);
   }
   for (const DirectoryEntry& entry : *entries) {
     if (IsFile(entry) && left.contains(entry.name)) {
-      (void)storage.Remove(At(entry.name));
+      (void)storage_.Remove(At(entry.name));
     }
   }
 }
 
 /// Removes what this save has written, as well as it can. The numbers are its own while it holds
 /// its locks.
-void DcpInPlaceCommit::Impl::RemoveOwn() const {
-  const auto entries = storage.List(path);
-  if (locks.empty() || !entries.ok()) {
+void InPlaceCommit::RemoveOwn() const {
+  const auto entries = storage_.List(path_);
+  if (locks_.empty() || !entries.ok()) {
     return;
   }
-  (void)storage.Remove(Part());
+  (void)storage_.Remove(Part());
   for (const DirectoryEntry& entry : *entries) {
     const auto data = ParseDcpDataName(entry.name);
-    if (data && IsFile(entry) && IsOurs(entry.name) && data->number >= first) {
-      (void)storage.Remove(At(entry.name));
+    if (data && IsFile(entry) && IsOurs(entry.name) && data->number >= first_) {
+      (void)storage_.Remove(At(entry.name));
     }
   }
 }
 
-DcpInPlaceCommit::DcpInPlaceCommit(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-
-DcpInPlaceCommit::~DcpInPlaceCommit() {
-  if (!impl_->indexed) {
-    (void)Guarded([&] {
-      impl_->RemoveOwn();
-      return Status::Ok();
-    });
-  }
+Status InPlaceCommit::Claim(Overwrite overwrite) {
+  VARVE_RETURN_IF_ERROR(Lock());  // Step 1.
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(path_));
+  VARVE_RETURN_IF_ERROR(CheckPlace(entries, overwrite));  // Step 2.
+  TakeStock(entries);                                     // Step 3.
+  indexed_ = false;
+  return Status::Ok();
 }
 
-Result<std::unique_ptr<DcpInPlaceCommit>> DcpInPlaceCommit::Begin(const std::string& path,
-                                                                  const DcpInPlaceOptions& options,
-                                                                  Storage& storage) {
-  VARVE_ASSIGN_OR_RETURN(const std::string resolved, ResolvePath(path, storage));
-  VARVE_RETURN_IF_ERROR(NeedsRenames(storage, resolved, "a checkpoint in DCP's format"));
-  VARVE_RETURN_IF_ERROR(CheckCheckpointName(resolved));
-  VARVE_ASSIGN_OR_RETURN(std::string where, FollowLinks(storage, resolved));
+Status InPlaceCommit::Publish(const std::vector<DataFile>& files,
+                              const std::vector<IndexFile>& index) {
+  VARVE_RETURN_IF_ERROR(CheckFilesAreThere(storage_, path_, files));  // Step 5.
+  VARVE_RETURN_IF_ERROR(ReplaceIndex(index.back().content));
+  RemoveReplaced(files);  // Step 9.
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Commit>> BeginInPlaceCommit(Storage& storage, const std::string& path,
+                                                   const CommitTerms& terms) {
+  VARVE_RETURN_IF_ERROR(CheckCheckpointName(path));
+  VARVE_ASSIGN_OR_RETURN(std::string where, FollowLinks(storage, path));
   VARVE_RETURN_IF_ERROR(MakeDirectories(storage, ParentPath(where)));  // Step 0.
   VARVE_RETURN_IF_ERROR(MakeDirectories(storage, where));
-  std::string index(kIndexName);
-  if (options.rank) {
-    index = "__" + std::to_string(*options.rank) + index;
-  }
-  auto impl =
-      std::make_unique<Impl>(Impl{storage, std::move(where), options.rank, std::move(index)});
-  VARVE_RETURN_IF_ERROR(impl->Lock());  // Step 1.
-  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(impl->path));
-  VARVE_RETURN_IF_ERROR(impl->CheckPlace(entries, options.overwrite));  // Step 2.
-  impl->TakeStock(entries);                                             // Step 3.
-  return std::unique_ptr<DcpInPlaceCommit>(new DcpInPlaceCommit(std::move(impl)));
-}
-
-const std::string& DcpInPlaceCommit::directory() const { return impl_->path; }
-
-std::uint64_t DcpInPlaceCommit::first() const { return impl_->first; }
-
-const std::vector<std::string>& DcpInPlaceCommit::conflicts() const { return impl_->conflicts; }
-
-Status DcpInPlaceCommit::Publish(const std::vector<std::pair<std::string, std::uint64_t>>& files,
-                                 const std::string& metadata) {
-  VARVE_RETURN_IF_ERROR(impl_->CheckFiles(files));  // Step 5.
-  VARVE_RETURN_IF_ERROR(impl_->ReplaceIndex(metadata));
-  impl_->RemoveReplaced(files);  // Step 9.
-  return Status::Ok();
+  auto commit = std::make_unique<InPlaceCommit>(storage, std::move(where), terms.index);
+  VARVE_RETURN_IF_ERROR(commit->Claim(terms.overwrite));
+  return std::unique_ptr<Commit>(std::move(commit));
 }
 
 }  // namespace varve

@@ -9,7 +9,7 @@
 
 #include "catalogue/names.h"
 #include "publish/claim.h"
-#include "publish/dcp_commit.h"
+#include "publish/files_commit.h"
 #include "storage/faulty.h"
 #include "storage/memory.h"
 #include "support/status_matchers.h"
@@ -38,9 +38,9 @@ std::vector<std::string> Names(Storage& storage) {
 
 using List = std::vector<std::string>;
 
-Result<std::unique_ptr<DcpInPlaceCommit>> Begin(Storage& storage, bool overwrite = true,
-                                                std::optional<std::uint32_t> rank = {}) {
-  return DcpInPlaceCommit::Begin(kPath, {.overwrite = overwrite, .rank = rank}, storage);
+Result<std::unique_ptr<FilesCommit>> Begin(Storage& storage, bool overwrite = true,
+                                           std::optional<std::uint32_t> rank = {}) {
+  return BeginInPlace(storage, kPath, overwrite, rank);
 }
 
 TEST(DcpInPlace, FirstNumberFollowsWhatIsThereAndWhatTheIndexNames) {
@@ -153,15 +153,14 @@ TEST(DcpInPlace, SecondSaveAtOnceIsRefusedAndHarmsNothing) {
   ASSERT_TRUE(IsOk(first));
   Put(storage, "__0_0.distcp");
   EXPECT_TRUE(FailsWith(Begin(storage), StatusCode::kFailedPrecondition, {"another save"}));
-  EXPECT_TRUE(FailsWith(DcpCommit::Begin(kPath, Overwrite::kAlways, storage),
+  EXPECT_TRUE(FailsWith(FilesCommit::Begin(kPath, {.overwrite = Overwrite::kAlways}, storage),
                         StatusCode::kFailedPrecondition, {"another save"}));
   EXPECT_TRUE(IsOk(storage.OpenForRead("runs/ck/__0_0.distcp")));
-  const auto local = DcpInPlaceCommit::Begin("runs/local", {.overwrite = true, .rank = 3}, storage);
+  const auto local = BeginInPlace(storage, "runs/local", true, 3);
   ASSERT_TRUE(IsOk(local));
-  EXPECT_TRUE(
-      FailsWith(DcpInPlaceCommit::Begin("runs/local", {.overwrite = true, .rank = 3}, storage),
-                StatusCode::kFailedPrecondition, {"another save"}));
-  EXPECT_TRUE(IsOk(DcpInPlaceCommit::Begin("runs/local", {.overwrite = true, .rank = 4}, storage)));
+  EXPECT_TRUE(FailsWith(BeginInPlace(storage, "runs/local", true, 3),
+                        StatusCode::kFailedPrecondition, {"another save"}));
+  EXPECT_TRUE(IsOk(BeginInPlace(storage, "runs/local", true, 4)));
 }
 
 TEST(DcpInPlace, AbandonedSaveRemovesItsOwnFiles) {
@@ -176,10 +175,10 @@ TEST(DcpInPlace, AbandonedSaveRemovesItsOwnFiles) {
     ASSERT_TRUE(IsOk(WriteRank(storage, kPath, 1, 1, 'b', &written)));
     written.files[1].second += 1;
     EXPECT_TRUE(FailsWith((*commit)->Publish(written.files, "index"), StatusCode::kDataLoss,
-                          {"__1_1.distcp has"}));
+                          {"__1_1.distcp of rank 1 has"}));
     written.files[1].first = "__2_1.distcp";
     EXPECT_TRUE(FailsWith((*commit)->Publish(written.files, "index"),
-                          StatusCode::kFailedPrecondition, {"__2_1.distcp is not there"}));
+                          StatusCode::kFailedPrecondition, {"rank 2", "not in runs/ck"}));
   }
   EXPECT_EQ(Names(storage), (List{".metadata", "__0_0.distcp", "__1_0.distcp", "config.json"}));
   EXPECT_TRUE(IsOk(CheckpointReader::Open(kPath, storage)));

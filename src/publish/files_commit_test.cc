@@ -24,7 +24,7 @@ void Put(Storage& storage, const std::string& name, const std::string& content) 
 }
 
 Result<std::unique_ptr<FilesCommit>> Begin(Storage& storage, Overwrite overwrite) {
-  return FilesCommit::Begin(kPath, overwrite, "config.yaml", storage);
+  return FilesCommit::Begin(kPath, {.overwrite = overwrite, .mark = "config.yaml"}, storage);
 }
 
 TEST(FilesCommit, GivesFilesInFoldersTheNameAndWritesTheMark) {

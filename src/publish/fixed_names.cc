@@ -27,13 +27,12 @@
 // whether the claim is its own and no MARK is there: otherwise the files may be another writer's.
 // Where a rank was lost it leaves files and claim: that rank may write yet.
 
-#include "publish/fixed_names.h"
-
 #include <algorithm>
 #include <set>
 #include <utility>
 
 #include "base/patience.h"
+#include "catalogue/family.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
@@ -44,15 +43,50 @@
 #include "publish/upload_claim.h"
 
 namespace varve {
+namespace {
 
-FixedNames::FixedNames(Storage& storage, std::string directory, std::vector<std::string> names,
-                       std::string claim)
+/// The right to write files of these names into one directory. Destroying it without Publish gives
+/// the right back, and removes the files: none of them was visible as a part of a checkpoint. Where
+/// another writer has the directory now, or has published there, it removes nothing.
+class FixedCommit final : public Commit {
+ public:
+  static Result<std::unique_ptr<Commit>> Begin(Storage& storage, const std::string& directory,
+                                               std::vector<std::string> names, bool in_place);
+  FixedCommit(const FixedCommit&) = delete;
+  FixedCommit& operator=(const FixedCommit&) = delete;
+  ~FixedCommit() override;
+
+  [[nodiscard]] const std::string& staging() const override { return directory_; }
+  Status MarkStaging() override { return Status::Ok(); }  // The claim is the mark.
+  Status Publish(const std::vector<DataFile>& files, const std::vector<IndexFile>& index) override;
+  void Leave() override { done_ = true; }
+  [[nodiscard]] std::string claim() const override { return claim_; }
+
+ private:
+  FixedCommit(Storage& storage, std::string directory, std::vector<std::string> names,
+              std::string claim);
+  Status CheckStays(bool* in_place);
+  Status CheckFree();
+  Status RemoveOld();
+  Status WriteMark(std::string_view content);
+  Status End();
+  Result<bool> IsOurs();
+
+  Storage& storage_;
+  const std::string directory_;
+  const std::vector<std::string> names_;  ///< Of all files, the mark last.
+  const std::string claim_;               ///< What our claim says.
+  bool done_ = false;                     ///< Nothing of it is to be removed.
+};
+
+FixedCommit::FixedCommit(Storage& storage, std::string directory, std::vector<std::string> names,
+                         std::string claim)
     : storage_(storage),
       directory_(std::move(directory)),
       names_(std::move(names)),
       claim_(std::move(claim)) {}
 
-FixedNames::~FixedNames() {
+FixedCommit::~FixedCommit() {
   if (done_) {
     return;
   }
@@ -70,10 +104,10 @@ FixedNames::~FixedNames() {
   });
 }
 
-Status FixedNames::End() { return storage_.Remove(JoinPath(directory_, kUploadClaim)); }
+Status FixedCommit::End() { return storage_.Remove(JoinPath(directory_, kUploadClaim)); }
 
 /// Returns true while no other upload has taken the claim over.
-Result<bool> FixedNames::IsOurs() {
+Result<bool> FixedCommit::IsOurs() {
   const auto text = ReadUploadClaim(storage_, directory_);
   if (text.status().code() == StatusCode::kNotFound) {
     return false;
@@ -82,10 +116,8 @@ Result<bool> FixedNames::IsOurs() {
   return *text == claim_;
 }
 
-Result<std::unique_ptr<FixedNames>> FixedNames::Begin(Storage& storage,
-                                                      const std::string& directory,
-                                                      std::vector<std::string> names,
-                                                      bool in_place) {
+Result<std::unique_ptr<Commit>> FixedCommit::Begin(Storage& storage, const std::string& directory,
+                                                   std::vector<std::string> names, bool in_place) {
   ConditionalWrites& writes = *storage.extras().conditional_writes;
   VARVE_ASSIGN_OR_RETURN(const bool exclusive, writes.Prepare(ParentPath(directory)));
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
@@ -104,9 +136,9 @@ Result<std::unique_ptr<FixedNames>> FixedNames::Begin(Storage& storage,
   } else {
     VARVE_RETURN_IF_ERROR(claimed);
   }
-  std::unique_ptr<FixedNames> target(new FixedNames(storage, directory, std::move(names), claim));
+  std::unique_ptr<FixedCommit> target(new FixedCommit(storage, directory, std::move(names), claim));
   target->weak_publish_ = !exclusive;
-  Status free = target->CheckOccupant(&in_place);  // Step 2.
+  Status free = target->CheckStays(&in_place);  // Step 2.
   in_place = in_place || was_claimed;
   if (free.ok() && !in_place) {
     free = target->CheckFree();
@@ -117,12 +149,12 @@ Result<std::unique_ptr<FixedNames>> FixedNames::Begin(Storage& storage,
     return free;
   }
   VARVE_RETURN_IF_ERROR(in_place ? target->RemoveOld() : Status::Ok());
-  return target;
+  return std::unique_ptr<Commit>(std::move(target));
 }
 
 /// Refuses a checkpoint that stays whatever the caller allows. Makes `*in_place` false where
 /// nothing there is a checkpoint: files of these names are the user's.
-Status FixedNames::CheckOccupant(bool* in_place) {
+Status FixedCommit::CheckStays(bool* in_place) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(directory_));
   *in_place = *in_place && (IsCheckpoint(storage_, directory_, entries) ||
                             FindEntry(entries, kUploadMark) != nullptr);
@@ -135,7 +167,7 @@ Status FixedNames::CheckOccupant(bool* in_place) {
                                   "rm`), or upload to another name");
 }
 
-Status FixedNames::CheckFree() {
+Status FixedCommit::CheckFree() {
   VARVE_ASSIGN_OR_RETURN(const Inventory found, TakeInventory(storage_, directory_));
   std::set<std::string> there;
   for (const OwnFile& file : found.own) {
@@ -158,7 +190,7 @@ Status FixedNames::CheckFree() {
   return Status::Ok();
 }
 
-Status FixedNames::RemoveOld() {
+Status FixedCommit::RemoveOld() {
   // Looked at before the mark goes, which tells the layout; and whatever may fail comes before
   // that.
   VARVE_ASSIGN_OR_RETURN(Inventory found, TakeInventory(storage_, directory_));
@@ -194,7 +226,7 @@ Status FixedNames::RemoveOld() {
   return Status::Ok();
 }
 
-Status FixedNames::Publish(std::string_view content) {
+Status FixedCommit::WriteMark(std::string_view content) {
   VARVE_ASSIGN_OR_RETURN(const bool ours, IsOurs());  // Step 4.
   if (!ours) {
     done_ = true;
@@ -220,6 +252,72 @@ Status FixedNames::Publish(std::string_view content) {
   done_ = true;
   BestEffort([&] { return End(); });
   return Status::Ok();
+}
+
+Status FixedCommit::Publish(const std::vector<DataFile>& files,
+                            const std::vector<IndexFile>& index) {
+  const bool marks = !index.empty() && index.back().name == names_.back();
+  if (!side_files_.empty() || (!marks && !index.empty())) {
+    return Internal(directory_ + ": a format without an index, with an index or side files");
+  }
+  VARVE_RETURN_IF_ERROR(CheckFilesAreThere(storage_, directory_, files));
+  for (std::size_t i = 0; i + 1 < index.size(); ++i) {
+    VARVE_RETURN_IF_ERROR(WriteWholeFile(storage_, JoinPath(directory_, index[i].name),
+                                         index[i].content, /*exclusive=*/false));
+  }
+  return WriteMark(marks ? index.back().content : "Written last, when the files were whole.\n");
+}
+
+/// Refuses a directory that holds other files, a run, or a checkpoint in another format: readers
+/// and `varve rm` would take all of it for the new checkpoint. Accepts one that a dead save has
+/// claimed.
+Status CheckMayTake(Storage& storage, const std::string& path) {
+  const auto entries = storage.List(path);
+  if (entries.status().code() == StatusCode::kNotFound ||
+      (entries.ok() && (entries->empty() || FindEntry(*entries, kUploadClaim) != nullptr))) {
+    return Status::Ok();
+  }
+  VARVE_RETURN_IF_ERROR(entries.status());
+  const auto format = ShownFormat(*entries);
+  if (format && *format != Format::kHfai) {
+    return FailedPrecondition(path + " holds a checkpoint of another format (" +
+                              std::string(FormatName(*format)) +
+                              "), which is not replaced on an object store: remove it (`varve "
+                              "rm`), or save under another name");
+  }
+  return CheckOccupant(storage, path, Overwrite::kAlways, {}).status();
+}
+
+}  // namespace
+
+bool MayStillWrite(const Status& outcome) {
+  constexpr std::size_t kMostNamed = 64;  // ErrorDetails::failures has no more.
+  const auto& failures = outcome.details().failures;
+  return outcome.code() == StatusCode::kUnavailable || failures.size() >= kMostNamed ||
+         std::any_of(failures.begin(), failures.end(), [](const RankFailure& failure) {
+           return failure.code == StatusCode::kUnavailable;
+         });
+}
+
+Result<std::unique_ptr<Commit>> BeginFixedCommit(Storage& storage, const std::string& path,
+                                                 const CommitTerms& terms) {
+  VARVE_RETURN_IF_ERROR(CheckCheckpointName(path));
+  if (!terms.index.beside_others) {
+    if (terms.overwrite == Overwrite::kDamaged) {
+      return InvalidArgument(path +
+                             ": files with fixed names in an object store are replaced in place, "
+                             "or not at all, not if they are damaged");
+    }
+    VARVE_RETURN_IF_ERROR(CheckMayTake(storage, path));
+  }
+  std::vector<std::string> names;
+  names.reserve(terms.brought.size() + 1);
+  for (const BroughtFile& file : terms.brought) {
+    names.push_back(file.name);
+  }
+  names.push_back(terms.index.name.empty() ? std::string(kUploadMark) : terms.index.name);
+  const bool in_place = terms.index.in_place || terms.overwrite == Overwrite::kInPlace;
+  return FixedCommit::Begin(storage, path, std::move(names), in_place);
 }
 
 }  // namespace varve

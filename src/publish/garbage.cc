@@ -8,7 +8,7 @@
 #include "catalogue/olmo_unfinished.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
-#include "publish/records.h"
+#include "publish/families.h"
 #include "publish/replaced.h"
 #include "publish/save_id.h"
 #include "varve/catalogue.h"
@@ -241,17 +241,15 @@ class Collector {
 
 }  // namespace
 
-namespace {
-
-Result<GarbageReport> Collect(const std::string& directory, DryRun dry_run, Storage& storage,
-                              const std::stop_token& stop) {
-  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
-  Collector collector(storage, dry_run, stop);
+Result<GarbageReport> FileSystemPublisher::Collect(const std::string& directory, DryRun dry_run,
+                                                   const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(directory));
+  Collector collector(storage_, dry_run, stop);
   VARVE_RETURN_IF_ERROR(collector.Siblings(directory, entries));
   VARVE_RETURN_IF_ERROR(collector.Unfinished(directory, entries));
   VARVE_RETURN_IF_ERROR(collector.Parts(directory));
   // Again: a displaced checkpoint may have got its name back, with what is in it.
-  VARVE_ASSIGN_OR_RETURN(const auto now, storage.List(directory));
+  VARVE_ASSIGN_OR_RETURN(const auto now, storage_.List(directory));
   for (const DirectoryEntry& entry : now) {
     // A link's target is not in this directory.
     if (entry.is_directory && !entry.is_link && !ParseStaleName(entry.name)) {
@@ -261,14 +259,10 @@ Result<GarbageReport> Collect(const std::string& directory, DryRun dry_run, Stor
   return collector.Take();
 }
 
-}  // namespace
-
 Result<GarbageReport> CollectGarbage(const std::string& path, DryRun dry_run, Storage& storage,
                                      const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolveTarget(path, storage));
-  auto report = PublishesByRecord(storage, directory)
-                    ? CollectByRecords(directory, dry_run, storage, stop)
-                    : Collect(directory, dry_run, storage, stop);
+  auto report = PublisherOf(storage, directory)->Collect(directory, dry_run, stop);
   if (report.status().code() == StatusCode::kCancelled) {
     return report.status().Annotate("collect garbage in " + directory +
                                     ": what is left is removed by the next call");

@@ -85,12 +85,12 @@ Result<std::optional<Hash128>> DigestOfFile(Storage& storage, const std::string&
 
 class IndexCommit final : public Commit {
  public:
-  IndexCommit(Storage& storage, std::string path, const SaveId& id, const FixedIndex& index,
+  IndexCommit(Storage& storage, std::string path, const SaveId& id, const IndexTerms& index,
               Replaced replaced)
       : storage_(storage),
         path_(std::move(path)),
         directory_(DataDirectoryName(id)),
-        staging_(PlaceOfSave(storage, path_, id)),
+        staging_(JoinPath(path_, directory_)),
         index_(JoinPath(path_, index.name)),
         format_(index.format),
         replaced_(std::move(replaced)) {}
@@ -241,7 +241,7 @@ Status IndexCommit::Publish(const std::vector<DataFile>& files,
 
 /// Refuses a directory in which readers would open something else than INDEX.
 Status CheckNothingElse(const std::string& path, const std::vector<DirectoryEntry>& entries,
-                        const FixedIndex& index) {
+                        const IndexTerms& index) {
   const auto format = ShownFormat(entries);
   if (format && *format != index.format) {
     return FailedPrecondition(path + " holds a checkpoint of another format (" +
@@ -274,14 +274,14 @@ Status AddNamed(Storage& storage, const std::string& directory, const std::strin
   return Status::Ok();
 }
 
-bool IsReplacedIndex(const std::string& name, const FixedIndex& index) {
+bool IsReplacedIndex(const std::string& name, const IndexTerms& index) {
   return name == index.name ||
          (index.format == Format::kDcp && !index.rank && IsDcpIndexName(name));
 }
 
 Result<Replaced> TakeStock(Storage& storage, const std::string& path,
                            const std::vector<DirectoryEntry>& entries,
-                           const std::vector<BroughtFile>& brought, const FixedIndex& index) {
+                           const std::vector<BroughtFile>& brought, const IndexTerms& index) {
   Replaced found;
   std::set<std::string> named;
   for (const DirectoryEntry& entry : entries) {
@@ -341,10 +341,8 @@ std::vector<StoredFile> SideFilesOfFolder(const std::vector<SideFile>& files,
 }
 
 Result<std::unique_ptr<Commit>> BeginIndexCommit(Storage& storage, const std::string& path,
-                                                 const SaveId& id, Overwrite overwrite,
-                                                 const std::stop_token& stop,
-                                                 const std::vector<BroughtFile>& brought,
-                                                 const FixedIndex& index) {
+                                                 const CommitTerms& terms) {
+  const IndexTerms& index = terms.index;
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path));
   VARVE_ASSIGN_OR_RETURN(const bool exclusive,
                          storage.extras().conditional_writes->Prepare(ParentPath(path)));
@@ -364,23 +362,23 @@ Result<std::unique_ptr<Commit>> BeginIndexCommit(Storage& storage, const std::st
     VARVE_RETURN_IF_ERROR(CheckNothingElse(path, *entries, index));
     const bool taken = index.rank ? FindEntry(*entries, index.name) != nullptr
                                   : IsCheckpoint(storage, path, *entries);
-    const bool free = index.beside_others || AreLeftovers(*entries, brought);
-    if (taken && index.rank && overwrite == Overwrite::kNever) {
+    const bool free = index.beside_others || AreLeftovers(*entries, terms.brought);
+    if (taken && index.rank && terms.overwrite == Overwrite::kNever) {
       return AlreadyExists(path + " already holds a checkpoint; pass overwrite to replace it");
     }
     if (!index.rank && (taken || !free)) {
-      VARVE_RETURN_IF_ERROR(CheckOccupant(storage, path, overwrite, stop).status());
+      VARVE_RETURN_IF_ERROR(CheckOccupant(storage, path, terms.overwrite, terms.stop).status());
     }
     if (index.format != Format::kDcp) {
-      VARVE_RETURN_IF_ERROR(CheckBrought(storage, path, brought));
+      VARVE_RETURN_IF_ERROR(CheckBrought(storage, path, terms.brought));
     }
-    VARVE_ASSIGN_OR_RETURN(replaced, TakeStock(storage, path, *entries, brought, index));
+    VARVE_ASSIGN_OR_RETURN(replaced, TakeStock(storage, path, *entries, terms.brought, index));
     const auto& paths = replaced.paths;
-    if (std::find(paths.begin(), paths.end(), DataDirectoryName(id)) != paths.end()) {
+    if (std::find(paths.begin(), paths.end(), DataDirectoryName(terms.id)) != paths.end()) {
       return FailedPrecondition(path + ": this save has been published already");
     }
   }
-  auto commit = std::make_unique<IndexCommit>(storage, path, id, index, std::move(replaced));
+  auto commit = std::make_unique<IndexCommit>(storage, path, terms.id, index, std::move(replaced));
   commit->set_weak_publish(!exclusive);
   return std::unique_ptr<Commit>(std::move(commit));
 }

@@ -48,7 +48,7 @@ class RecordCommit final : public Commit {
       : storage_(storage),
         path_(std::move(path)),
         id_(id),
-        staging_(PlaceOfSave(storage, path_, id)),
+        staging_(JoinPath(path_, DataDirectoryName(id))),
         replaced_(replaced) {}
   RecordCommit(const RecordCommit&) = delete;
   RecordCommit& operator=(const RecordCommit&) = delete;
@@ -86,7 +86,7 @@ Status RecordCommit::Publish(const std::vector<DataFile>& files,
     }
   }
   if (index.empty() || index.back().name != kCommitRecordName) {
-    return NeedsRenames(storage_, path_, "a checkpoint of another format");
+    return Internal(path_ + ": a save with another index than it has begun with");
   }
   VARVE_RETURN_IF_ERROR(WriteRecord(index.back().content));  // Steps 5 and 6.
   done_ = true;
@@ -144,8 +144,7 @@ Status RecordCommit::WriteRecord(const std::string& encoded) {
 }  // namespace
 
 Result<std::unique_ptr<Commit>> BeginRecordCommit(Storage& storage, const std::string& path,
-                                                  const SaveId& id, Overwrite overwrite,
-                                                  const std::stop_token& stop) {
+                                                  const CommitTerms& terms) {
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path));
   VARVE_ASSIGN_OR_RETURN(const bool exclusive,
                          storage.extras().conditional_writes->Prepare(ParentPath(path)));
@@ -163,7 +162,7 @@ Result<std::unique_ptr<Commit>> BeginRecordCommit(Storage& storage, const std::s
         });
     VARVE_RETURN_IF_ERROR(CheckNotPinned(path, *entries));
     if (!leftovers) {
-      VARVE_RETURN_IF_ERROR(CheckOccupant(storage, path, overwrite, stop).status());
+      VARVE_RETURN_IF_ERROR(CheckOccupant(storage, path, terms.overwrite, terms.stop).status());
       if (replaced == 0) {
         return FailedPrecondition(
             path +
@@ -173,7 +172,7 @@ Result<std::unique_ptr<Commit>> BeginRecordCommit(Storage& storage, const std::s
       }
     }
   }
-  auto commit = std::make_unique<RecordCommit>(storage, path, id, replaced);
+  auto commit = std::make_unique<RecordCommit>(storage, path, terms.id, replaced);
   commit->set_weak_publish(!exclusive);
   return std::unique_ptr<Commit>(std::move(commit));
 }

@@ -8,20 +8,19 @@
 
 #include "base/stop.h"
 #include "base/time_source.h"
+#include "catalogue/family.h"
 #include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
 #include "catalogue/scan.h"
-#include "catalogue/unpublished.h"
 #include "format/commit_record.h"
+#include "publish/families.h"
 #include "publish/remove.h"
 #include "publish/upload_claim.h"
 
 namespace varve {
 namespace {
-
-constexpr std::uint64_t kMaxRecordBytes = std::uint64_t{64} << 10;
 
 /// The commit records of a checkpoint's directory, and the data directories in it.
 struct Found {
@@ -195,6 +194,15 @@ Status RemoveRest(Storage& storage, const std::string& path,
 
 }  // namespace
 
+Result<std::unique_ptr<Commit>> ObjectPublisher::Begin(const std::string& path,
+                                                       const CommitTerms& terms) {
+  if (terms.index.fixed) {
+    return BeginFixedCommit(storage_, path, terms);
+  }
+  return terms.index.name.empty() ? BeginRecordCommit(storage_, path, terms)
+                                  : BeginIndexCommit(storage_, path, terms);
+}
+
 Status RemoveRecordsBelow(Storage& storage, const std::string& path, std::uint64_t end) {
   VARVE_ASSIGN_OR_RETURN(const Found found, Look(storage, path));
   std::set<std::string> kept;
@@ -219,13 +227,14 @@ Status RemoveRecordsBelow(Storage& storage, const std::string& path, std::uint64
   return Status::Ok();
 }
 
-Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, Storage& storage,
-                                      const std::function<Status()>& still_goes) {
-  const auto entries = storage.List(path);
+/// What is not part of the checkpoint goes too, and is listed. There are no locks of readers.
+Result<RemovalReport> ObjectPublisher::Remove(const std::string& path, const RemovalTerms& terms,
+                                              Readers /*readers*/) {
+  const auto entries = storage_.List(path);
   if (entries.status().code() == StatusCode::kNotFound) {
     return NotFound("remove " + path + ": there is nothing of that name");
   }
-  if (!entries.ok() && storage.OpenForRead(path).ok()) {
+  if (!entries.ok() && storage_.OpenForRead(path).ok()) {
     return FailedPrecondition("remove " + path +
                               ": it is one object and no directory; the store's own tools remove "
                               "checkpoints of one file");
@@ -233,22 +242,22 @@ Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, S
   VARVE_RETURN_IF_ERROR(entries.status());
   // Of this one list: the data of a save that is published after it are those of no record here,
   // and stay as those of a save under way do.
-  VARVE_ASSIGN_OR_RETURN(const Found found, LookAt(storage, path, *entries));
-  const bool is_checkpoint = IsCheckpoint(storage, path, *entries);
+  VARVE_ASSIGN_OR_RETURN(const Found found, LookAt(storage_, path, *entries));
+  const bool is_checkpoint = IsCheckpoint(storage_, path, *entries);
   if (!is_checkpoint && found.quarantined.empty()) {
     return FailedPrecondition("remove " + path + ": it is not a checkpoint; nothing was removed");
   }
   // Asked after the list: what is removed is what was judged, or older.
-  VARVE_RETURN_IF_ERROR(still_goes ? still_goes() : Status::Ok());
+  VARVE_RETURN_IF_ERROR(terms.still_goes ? terms.still_goes() : Status::Ok());
   RemovalReport report;
   std::int64_t modified_ns = 0;
-  VARVE_ASSIGN_OR_RETURN(report.bytes, BytesIn(storage, path, &modified_ns));
-  OwnNames names(storage, path, *entries);
+  VARVE_ASSIGN_OR_RETURN(report.bytes, BytesIn(storage_, path, &modified_ns));
+  OwnNames names(storage_, path, *entries);
   if (NewestRecord(*entries) > 0 || !found.indexed.empty()) {
-    VARVE_RETURN_IF_ERROR(AddOthers(storage, path, "", found, &names, &report.others));
+    VARVE_RETURN_IF_ERROR(AddOthers(storage_, path, "", found, &names, &report.others));
     VARVE_RETURN_IF_ERROR(CheckNoPinBelow(path, report.others));
   }
-  if (dry_run == DryRun::kYes) {
+  if (terms.dry_run == DryRun::kYes) {
     return report;
   }
   // The highest number goes last: until then it is what readers find, whole.
@@ -262,9 +271,9 @@ Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, S
     return RecordNumber(a).value_or(0) < RecordNumber(b).value_or(0);
   });
   for (const std::string& index : indexes) {
-    VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, index)));
+    VARVE_RETURN_IF_ERROR(storage_.Remove(JoinPath(path, index)));
   }
-  const Status status = RemoveRest(storage, path, *entries, found, !is_checkpoint);
+  const Status status = RemoveRest(storage_, path, *entries, found, !is_checkpoint);
   return status.ok() ? Result<RemovalReport>(std::move(report))
                      : status.Annotate("remove " + path +
                                        ": it is no checkpoint any more, but files of it are left");
@@ -319,10 +328,6 @@ Status CollectIn(const std::string& path, DryRun dry_run, Storage& storage,
   }
   return Status::Ok();
 }
-
-}  // namespace
-
-namespace {
 
 /// Returns true for a file of a data directory, or of a folder in one.
 bool IsInDataDirectory(const std::string& name) {
@@ -387,27 +392,29 @@ Status CollectBeside(const std::string& directory, const std::vector<DirectoryEn
 
 }  // namespace
 
-Result<GarbageReport> CollectByRecords(const std::string& directory, DryRun dry_run,
-                                       Storage& storage, const std::stop_token& stop) {
+/// Removes records below others and, where all in them is more than a day old by the storage's
+/// clock, data directories that no record names, and what uploads left.
+Result<GarbageReport> ObjectPublisher::Collect(const std::string& directory, DryRun dry_run,
+                                               const std::stop_token& stop) {
   GarbageReport report;
-  const auto listed = storage.List(directory);
+  const auto listed = storage_.List(directory);
   if (listed.status().code() == StatusCode::kNotFound) {  // No file in it has become visible.
-    VARVE_RETURN_IF_ERROR(CollectUnfinished(directory, dry_run, storage, stop, &report));
+    VARVE_RETURN_IF_ERROR(CollectUnfinished(directory, dry_run, storage_, stop, &report));
     return report.removed.empty() && report.kept.empty() ? Result<GarbageReport>(listed.status())
                                                          : Result<GarbageReport>(report);
   }
   VARVE_RETURN_IF_ERROR(listed.status());
   const std::vector<DirectoryEntry>& entries = *listed;
-  VARVE_RETURN_IF_ERROR(CollectIn(directory, dry_run, storage, stop, &report));
-  VARVE_RETURN_IF_ERROR(CollectBeside(directory, entries, dry_run, storage, stop, &report));
+  VARVE_RETURN_IF_ERROR(CollectIn(directory, dry_run, storage_, stop, &report));
+  VARVE_RETURN_IF_ERROR(CollectBeside(directory, entries, dry_run, storage_, stop, &report));
   for (const DirectoryEntry& entry : entries) {
     if (entry.is_directory && !IsDataDirectoryName(entry.name) && !IsOfRun(entry.name) &&
         !ParseStaleName(entry.name)) {
       VARVE_RETURN_IF_ERROR(
-          CollectIn(JoinPath(directory, entry.name), dry_run, storage, stop, &report));
+          CollectIn(JoinPath(directory, entry.name), dry_run, storage_, stop, &report));
     }
   }
-  VARVE_RETURN_IF_ERROR(CollectUnfinished(directory, dry_run, storage, stop, &report));
+  VARVE_RETURN_IF_ERROR(CollectUnfinished(directory, dry_run, storage_, stop, &report));
   return report;
 }
 

@@ -18,8 +18,8 @@
 #include "catalogue/own_names.h"
 #include "catalogue/read_lock.h"
 #include "publish/claim.h"
+#include "publish/families.h"
 #include "publish/other_files.h"
-#include "publish/records.h"
 #include "publish/replaced.h"
 #include "publish/save_id.h"
 #include "varve/catalogue.h"
@@ -83,23 +83,23 @@ Status CheckMayBeRemoved(Storage& storage, const std::string& given) {
                                   ": it is pinned; nothing was removed. `varve unpin` it first");
 }
 
-/// What a removal makes of readers.
-enum class Readers : std::uint8_t { kIgnore, kRespect };
-
 Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& terms,
                                 Readers readers, Storage& storage) {
-  const DryRun dry_run = terms.dry_run;
   VARVE_ASSIGN_OR_RETURN(const std::string path, ResolveTarget(given, storage));
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path).Annotate("remove"));
   if (SymbolicLinks* const links = storage.extras().symbolic_links;
       links != nullptr && links->ReadLink(path).ok()) {
-    VARVE_RETURN_IF_ERROR(dry_run == DryRun::kYes ? Status::Ok() : storage.Remove(path));
+    VARVE_RETURN_IF_ERROR(terms.dry_run == DryRun::kYes ? Status::Ok() : storage.Remove(path));
     return RemovalReport{};
   }
-  if (PublishesByRecord(storage, path)) {
-    return RemoveByRecords(path, dry_run, storage, terms.still_goes);
-  }
-  const auto lock = LockName(storage, path);  // Step 1.
+  return PublisherOf(storage, path)->Remove(path, terms, readers);
+}
+
+}  // namespace
+
+Result<RemovalReport> FileSystemPublisher::Remove(const std::string& path,
+                                                  const RemovalTerms& terms, Readers readers) {
+  const auto lock = LockName(storage_, path);  // Step 1.
   if (lock.status().code() == StatusCode::kFailedPrecondition) {
     return FailedPrecondition("remove " + path + ": a save of it is under way");
   }
@@ -108,36 +108,34 @@ Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& te
                ? NotFound("remove " + path + ": there is nothing of that name")
                : lock.status();
   }
-  if (dry_run == DryRun::kNo) {
-    VARVE_RETURN_IF_ERROR(RecoverDisplaced(storage, path));  // Step 2.
+  if (terms.dry_run == DryRun::kNo) {
+    VARVE_RETURN_IF_ERROR(RecoverDisplaced(storage_, path));  // Step 2.
   }
-  VARVE_ASSIGN_OR_RETURN(const auto entries, ListCheckpointDirectory(storage, path));
-  VARVE_RETURN_IF_ERROR(CheckNoRankSaves(storage, path, entries));
-  VARVE_ASSIGN_OR_RETURN(const Inventory found, TakeInventory(storage, path));
-  RemovalReport report = Describe(found, storage, path);
+  VARVE_ASSIGN_OR_RETURN(const auto entries, ListCheckpointDirectory(storage_, path));
+  VARVE_RETURN_IF_ERROR(CheckNoRankSaves(storage_, path, entries));
+  VARVE_ASSIGN_OR_RETURN(const Inventory found, TakeInventory(storage_, path));
+  RemovalReport report = Describe(found, storage_, path);
   VARVE_RETURN_IF_ERROR(CheckNoPinBelow(path, report.others));
   std::unique_ptr<StorageLock> no_readers;
   if (readers == Readers::kRespect) {
-    VARVE_ASSIGN_OR_RETURN(no_readers, LockToRemove(storage, path));
+    VARVE_ASSIGN_OR_RETURN(no_readers, LockToRemove(storage_, path));
   }
   VARVE_RETURN_IF_ERROR(terms.still_goes ? terms.still_goes() : Status::Ok());
-  if (dry_run == DryRun::kYes) {
+  if (terms.dry_run == DryRun::kYes) {
     return report;
   }
   VARVE_RETURN_IF_ERROR(CheckStop(terms.stop).Annotate("remove " + path + ": nothing was removed"));
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   const std::string removed = RemovedPath(path, id);
-  VARVE_RETURN_IF_ERROR(storage.Rename(path, removed, RenameMode::kNoReplace));  // Step 3.
-  VARVE_RETURN_IF_ERROR(storage.SyncDirectory(ParentPath(path)));
-  (void)storage.Remove(UploadNotePath(path));  // There is nothing left to upload.
+  VARVE_RETURN_IF_ERROR(storage_.Rename(path, removed, RenameMode::kNoReplace));  // Step 3.
+  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(ParentPath(path)));
+  (void)storage_.Remove(UploadNotePath(path));  // There is nothing left to upload.
   no_readers.reset();
-  const Status status = RemoveTree(storage, removed, terms.stop, terms.busy_share);  // Step 4.
+  const Status status = RemoveTree(storage_, removed, terms.stop, terms.busy_share);  // Step 4.
   return status.ok() ? Result<RemovalReport>(std::move(report))
                      : status.Annotate("remove " + path + ": it is no checkpoint any more, but " +
                                        removed + " is left for `varve gc`");
 }
-
-}  // namespace
 
 Status CheckNoPinBelow(const std::string& path, const std::vector<std::string>& others) {
   for (const std::string& name : others) {

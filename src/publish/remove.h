@@ -2,6 +2,7 @@
 /// one on request. The account of the steps is at the top of remove.cc.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <stop_token>
 #include <string>
@@ -20,6 +21,9 @@ struct RemovalTerms {
   /// Called when the name is locked and nothing is removed yet; an error ends the removal.
   std::function<Status()> still_goes{};
 };
+
+/// What a removal makes of readers.
+enum class Readers : std::uint8_t { kIgnore, kRespect };
 
 /// Removes a checkpoint as RemoveCheckpoint does, unless someone reads it. Errors: those of
 /// RemoveCheckpoint; FailedPrecondition also when it is being read.

@@ -24,6 +24,7 @@
 #include "catalogue/open.h"
 #include "catalogue/scan.h"
 #include "publish/commit.h"
+#include "publish/families.h"
 #include "publish/records.h"
 #include "varve/catalogue.h"
 #include "varve/storage.h"
@@ -106,10 +107,12 @@ Result<std::string> NewestDirectory(Storage& storage, const std::string& path,
   return newest.empty() ? Result<std::string>(std::move(why)) : newest;
 }
 
-Result<RepairReport> RepairByRecord(Storage& storage, const std::string& path,
-                                    const std::stop_token& stop) {
-  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
-  const auto record = ReadCommitRecord(storage, path);
+}  // namespace
+
+Result<RepairReport> ObjectPublisher::RepairIndex(const std::string& path,
+                                                  const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(path));
+  const auto record = ReadCommitRecord(storage_, path);
   if (!record.ok() && record.status().code() != StatusCode::kDataLoss &&
       record.status().code() != StatusCode::kNotFound) {
     return record.status();
@@ -118,60 +121,57 @@ Result<RepairReport> RepairByRecord(Storage& storage, const std::string& path,
     return IsDataDirectoryName(entry.name);
   });
   if (!record.ok() && apart && !GroupByName(entries).empty()) {
-    VARVE_ASSIGN_OR_RETURN(const ScanResult scan, Scan(storage, path, stop));
+    VARVE_ASSIGN_OR_RETURN(const ScanResult scan, Scan(storage_, path, stop));
     VARVE_ASSIGN_OR_RETURN(const Metadata metadata, Rebuild(scan, path, record));
     return RepairReport{metadata.save_id, metadata.files.size(), false};
   }
   std::string name = record.ok() ? record->directory : std::string();  // Step 1.
   if (name.empty()) {
-    VARVE_ASSIGN_OR_RETURN(name, NewestDirectory(storage, path, entries, stop));
+    VARVE_ASSIGN_OR_RETURN(name, NewestDirectory(storage_, path, entries, stop));
   }
   const std::string directory = JoinPath(path, name);
-  VARVE_ASSIGN_OR_RETURN(const ScanResult scan, Scan(storage, directory, stop));
+  VARVE_ASSIGN_OR_RETURN(const ScanResult scan, Scan(storage_, directory, stop));
   VARVE_ASSIGN_OR_RETURN(const Metadata metadata, Rebuild(scan, directory, record));
   RepairReport report{metadata.save_id, metadata.files.size(), true};
-  if (IsIndexed(storage, path, metadata)) {
+  if (IsIndexed(storage_, path, metadata)) {
     report.changed = false;
     return report;
   }
   VARVE_RETURN_IF_ERROR(CheckStop(stop));
-  ConditionalWrites& writes = *storage.extras().conditional_writes;
-  VARVE_RETURN_IF_ERROR(writes.Prepare(ParentPath(path)).status());
+  VARVE_RETURN_IF_ERROR(writes().Prepare(ParentPath(path)).status());
   VARVE_ASSIGN_OR_RETURN(const auto index, NativeIndex(metadata));
   VARVE_ASSIGN_OR_RETURN(CommitRecord made, DecodeCommitRecord(index.back().content));
   made.directory = name;
   VARVE_RETURN_IF_ERROR(  // Step 2.
-      writes.Replace(JoinPath(directory, kManifestName), index.front().content));
+      writes().Replace(JoinPath(directory, kManifestName), index.front().content));
   if (record.ok() && *record == made) {
     return report;
   }
   const std::uint64_t number = NewestRecord(entries) + 1;  // Step 3.
   const Status written =
-      writes.WriteIfAbsent(JoinPath(path, RecordName(number)), EncodeCommitRecord(made));
+      writes().WriteIfAbsent(JoinPath(path, RecordName(number)), EncodeCommitRecord(made));
   if (written.code() == StatusCode::kAlreadyExists) {
     return FailedPrecondition("a save of this name was published meanwhile; it stays");
   }
   VARVE_RETURN_IF_ERROR(written);
-  BestEffort([&] { return RemoveRecordsBelow(storage, path, number); });  // Step 4.
+  BestEffort([&] { return RemoveRecordsBelow(storage_, path, number); });  // Step 4.
   return report;
 }
 
-Result<RepairReport> RepairInPlace(Storage& storage, const std::string& path,
-                                   const std::stop_token& stop) {
-  VARVE_ASSIGN_OR_RETURN(const ScanResult scan, Scan(storage, path, stop));
-  const auto record = ReadCommitRecord(storage, path);
+Result<RepairReport> FileSystemPublisher::RepairIndex(const std::string& path,
+                                                      const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const ScanResult scan, Scan(storage_, path, stop));
+  const auto record = ReadCommitRecord(storage_, path);
   VARVE_ASSIGN_OR_RETURN(const Metadata metadata, Rebuild(scan, path, record));
   RepairReport report{metadata.save_id, metadata.files.size(), true};
-  if (IsIndexed(storage, path, metadata)) {
+  if (IsIndexed(storage_, path, metadata)) {
     report.changed = false;
     return report;
   }
   VARVE_RETURN_IF_ERROR(CheckStop(stop));
-  VARVE_RETURN_IF_ERROR(ReplaceIndex(storage, path, metadata));
+  VARVE_RETURN_IF_ERROR(ReplaceIndex(storage_, path, metadata));
   return report;
 }
-
-}  // namespace
 
 Result<RepairReport> Repair(const std::string& given, Storage& storage,
                             const std::stop_token& stop) {
@@ -181,9 +181,7 @@ Result<RepairReport> Repair(const std::string& given, Storage& storage,
                               ": it is what a save or a removal has left, and no checkpoint; "
                               "`varve gc` looks after it");
   }
-  auto report = PublishesByRecord(storage, path) ? RepairByRecord(storage, path, stop)
-                                                 : RepairInPlace(storage, path, stop);
-  return std::move(report).Annotate("repair " + path);
+  return PublisherOf(storage, path)->RepairIndex(path, stop).Annotate("repair " + path);
 }
 
 }  // namespace varve

@@ -37,7 +37,7 @@ void PutCheckpoint(Storage& storage, const std::string& content) {
 }
 
 Result<std::unique_ptr<Commit>> Begin(Storage& storage, std::uint8_t number) {
-  return Commit::Begin(storage, kPath, SaveId{{number}}, Overwrite::kAlways);
+  return Commit::Begin(storage, kPath, {.id = SaveId{{number}}, .overwrite = Overwrite::kAlways});
 }
 
 /// Publishes a new "checkpoint" of two files.
@@ -103,7 +103,7 @@ TEST(OverwriteKeepsOtherFiles, ATokenizerThatWasThereFirst) {
   Put(storage, "runs/ck/tokenizer.json", "{}");
   Put(storage, "runs/ck/special_tokens_map.json", "{}");
   {
-    const auto commit = Commit::Begin(storage, kPath, SaveId{{1}}, Overwrite::kNever);
+    const auto commit = Commit::Begin(storage, kPath, {.id = SaveId{{1}}});
     ASSERT_TRUE(IsOk(commit));
     ASSERT_TRUE(IsOk(Finish(storage, **commit, "new")));
   }
@@ -113,8 +113,9 @@ TEST(OverwriteKeepsOtherFiles, ATokenizerThatWasThereFirst) {
   EXPECT_EQ(storage.List("runs")->size(), 1U);
   Put(storage, "runs/other/tokenizer.json", "{}");
   Put(storage, "runs/other/notes.txt", "the user's");
-  EXPECT_TRUE(FailsWith(Commit::Begin(storage, "runs/other", SaveId{{1}}, Overwrite::kAlways),
-                        StatusCode::kFailedPrecondition, {"is not a checkpoint"}));
+  EXPECT_TRUE(FailsWith(
+      Commit::Begin(storage, "runs/other", {.id = SaveId{{1}}, .overwrite = Overwrite::kAlways}),
+      StatusCode::kFailedPrecondition, {"is not a checkpoint"}));
 }
 
 TEST(OverwriteKeepsOtherFiles, ANameThatTheNewCheckpointNeedsIsRefused) {

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "base/stop.h"
+#include "catalogue/family.h"
 #include "catalogue/names.h"
-#include "catalogue/unpublished.h"
 
 namespace varve {
 namespace {

@@ -38,7 +38,7 @@
 #include "catalogue/side_files.h"
 #include "plan/fields.h"
 #include "publish/claim.h"
-#include "publish/commit.h"
+#include "publish/publisher.h"
 #include "publish/save_id.h"
 #include "publish/upload_claim.h"
 #include "save/data_writer.h"
@@ -170,6 +170,10 @@ class CoordinatedSave final : public SaveSession {
 
  private:
   [[nodiscard]] const WrittenFormat& format() const { return *FindWrittenFormat(settled_.format); }
+  [[nodiscard]] SavePlace Place(const std::string& path) const {
+    return PublisherOf(storage_, path)
+        ->PlaceOf(path, settled_.identity.save_id, format().HasFixedNames());
+  }
   [[nodiscard]] Deadline NextDeadline() const { return Now() + options_.timeout; }
 
   /// Returns what this rank brings to exchange A. Keeps the plan.
@@ -178,7 +182,7 @@ class CoordinatedSave final : public SaveSession {
     VARVE_RETURN_IF_ERROR(CheckSaveOptions(options_, path_));
     settled_.format = options_.format;
     settled_.shard_size = options_.shard_size;
-    settled_.one_writer = PublishesByRecord(storage_, path_);
+    settled_.one_writer = Place(path_).one_writer;
     if (coordinator.rank() == 0) {
       VARVE_RETURN_IF_ERROR(CheckSideFiles(state_->files));
       settled_.side_files = state_->files;
@@ -278,16 +282,18 @@ class CoordinatedSave final : public SaveSession {
 
   /// Begins the commit; waits for a save that is under way if `waits`.
   Result<std::unique_ptr<Commit>> BeginCommit(const std::function<bool()>& waits) {
-    const std::vector<BroughtFile> brought = Brought();
+    const CommitTerms terms{.id = settled_.identity.save_id,
+                            .overwrite = options_.overwrite,
+                            .stop = options_.stop,
+                            .brought = Brought(),
+                            .index = {.name = std::string(format().index_name),
+                                      .format = options_.format,
+                                      .fixed = format().HasFixedNames()}};
     const TimePoint start = Now();
     const Deadline until = start + options_.timeout / 2;
     bool was_free = false;  // The lock, after the last attempt: then it failed for another reason.
     while (true) {
-      auto commit = Commit::Begin(storage_, path_, settled_.identity.save_id, options_.overwrite,
-                                  options_.stop, Resume::kNo, brought,
-                                  {.name = std::string(format().index_name),
-                                   .format = options_.format,
-                                   .none = format().HasFixedNames()});
+      auto commit = Commit::Begin(storage_, path_, terms);
       if (commit.status().code() != StatusCode::kFailedPrecondition || was_free || !waits() ||
           Now() >= until || options_.stop.stop_requested()) {
         return commit;
@@ -356,17 +362,12 @@ class CoordinatedSave final : public SaveSession {
 
   Result<WrittenShare> WriteShare(StagedFile* staged) {
     VARVE_ASSIGN_OR_RETURN(const std::string path, FollowLinks(storage_, path_));
-    const std::string staging =
-        PlaceOfSave(storage_, path, settled_.identity.save_id, format().HasFixedNames());
+    const SavePlace place = Place(path);
     if (!settled_.claim.empty()) {
-      VARVE_RETURN_IF_ERROR(CheckUploadClaim(storage_, staging, settled_.claim));
+      VARVE_RETURN_IF_ERROR(CheckUploadClaim(storage_, place.directory, settled_.claim));
     }
-    if (PublishesByRecord(storage_, path)) {  // There is nothing to see before the first file.
-      return WriteFileWork(storage_, JoinPath(staging, file_name_), work_, staged, options_,
-                           &phases_);
-    }
-    VARVE_RETURN_IF_ERROR(AwaitDirectory(storage_, staging));
-    return WriteFileWork(storage_, JoinPath(staging, file_name_), work_, staged, options_,
+    VARVE_RETURN_IF_ERROR(place.is_made ? AwaitDirectory(storage_, place.directory) : Status::Ok());
+    return WriteFileWork(storage_, JoinPath(place.directory, file_name_), work_, staged, options_,
                          &phases_);
   }
 
@@ -378,7 +379,7 @@ class CoordinatedSave final : public SaveSession {
       return Status::Ok();
     }
     const JoinedFiles* const joined = format().joined;
-    const auto staging = [&] { return PlaceOfSave(storage_, path_, settled_.identity.save_id); };
+    const std::string staging = Place(path_).directory;
     auto mine = Guarded([&]() -> Contribution {
       VARVE_RETURN_IF_ERROR(CopyOf(written->status()));
       return (*written)->receipt;
@@ -386,7 +387,7 @@ class CoordinatedSave final : public SaveSession {
     const auto gather =
         [&](const std::vector<std::string>& receipts) -> Result<std::vector<std::string>> {
       std::vector<std::string> replies(receipts.size());
-      VARVE_RETURN_IF_ERROR(joined->gather(settled_, receipts, staging(), storage_));
+      VARVE_RETURN_IF_ERROR(joined->gather(settled_, receipts, staging, storage_));
       return replies;
     };
     std::optional<PhaseTimer> timer(std::in_place, &phases_, "exchange");
@@ -395,7 +396,7 @@ class CoordinatedSave final : public SaveSession {
     timer.emplace(&phases_, "join");
     const Status done = Guarded([&] {
       VARVE_ASSIGN_OR_RETURN(WrittenShare made,
-                             joined->join(settled_, staging(), storage_, options_));
+                             joined->join(settled_, staging, storage_, options_));
       (*written)->receipt = std::move(made.receipt);
       (*written)->bytes += made.bytes;
       return Status::Ok();

@@ -52,7 +52,7 @@
 #include "format/commit_record.h"
 #include "plan/index_size.h"
 #include "publish/claim.h"
-#include "publish/commit.h"
+#include "publish/publisher.h"
 #include "publish/save_id.h"
 #include "save/data_writer.h"
 #include "save/written_format.h"
@@ -98,7 +98,7 @@ Result<bool> CheckTarget(Storage& storage, const std::string& path, const SaveId
 
 /// Errors: AlreadyExists when readers take a displaced checkpoint for the one at `path`.
 Status CheckDisplaced(Storage& storage, const std::string& path) {
-  for (const std::string& displaced : {DisplacedPath(path), OldDisplacedPath(path)}) {
+  for (const std::string& displaced : DisplacedPaths(storage, path)) {
     if (HoldsCheckpoint(storage, displaced)) {
       std::string message = path;
       message +=
@@ -277,8 +277,8 @@ class RankLocalSave final : public SaveSession {
 
   /// Steps 1 to 4, and the renaming of step 5. Sets `others`: whether there are files of other
   /// saves; and `lock`, where there are locks.
-  Result<WrittenShare> WriteAndRename(StagedFile* staged, bool* others,
-                                      std::unique_ptr<StorageLock>* lock) {
+  Result<WrittenShare> WriteFile(StagedFile* staged, bool* others,
+                                 std::unique_ptr<StorageLock>* lock) {
     VARVE_RETURN_IF_ERROR(CheckDisplaced(storage_, path_));  // Step 1.
     VARVE_RETURN_IF_ERROR(MakeDirectories(storage_, path_));
     auto locked = storage_.Lock(RankLockPath(path_, identity().rank));  // Step 2.
@@ -294,45 +294,28 @@ class RankLocalSave final : public SaveSession {
     if (*lock != nullptr) {
       VARVE_RETURN_IF_ERROR(RemoveDeadParts(storage_, path_, identity().rank));
     }
-    const std::string part = PartPath(path_, file_name_);
-    VARVE_RETURN_IF_ERROR(storage_.Remove(part));                          // A dead save's.
-    auto written = WriteFileWork(storage_, part, work_, staged, options_,  // Step 4.
-                                 &phases_);
-    Status status = written.status();
-    if (status.ok()) {
-      status = storage_.Rename(part, JoinPath(path_, file_name_), RenameMode::kNoReplace);  // 5.
+    Result<WrittenShare> written = Internal("not written");
+    const auto write = [&](const std::string& file) {  // Step 4.
+      written = WriteFileWork(storage_, file, work_, staged, options_, &phases_);
+      return written.status();
+    };
+    const Status published =
+        PublisherOf(storage_, path_)->PublishFile(JoinPath(path_, file_name_), {}, write);
+    const StatusCode code = published.code();
+    const bool unanswered = code == StatusCode::kUnavailable || code == StatusCode::kCancelled;
+    if (unanswered && TellsNothing(storage_, path_, published)) {
+      return Status(code,
+                    published.message() + "; this rank's file may be there, and is whole then")
+          .With(published.details());
     }
-    if (!status.ok()) {
-      (void)storage_.Remove(part);
-      return status;
-    }
-    const PhaseTimer timer(&phases_, "commit");
-    VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(path_));
-    return written;
-  }
-
-  /// The same in an object store.
-  Result<WrittenShare> WriteWhole(StagedFile* staged, bool* others) {
-    VARVE_RETURN_IF_ERROR(CheckCheckpointName(path_));
-    VARVE_ASSIGN_OR_RETURN(*others, CheckTarget(storage_, path_, identity().save_id, overwrite()));
-    auto written =
-        WriteFileWork(storage_, JoinPath(path_, file_name_), work_, staged, options_, &phases_);
-    const StatusCode code = written.status().code();
-    if (code == StatusCode::kUnavailable || code == StatusCode::kCancelled) {
-      return Status(code, written.status().message() +
-                              "; this rank's file may be there, and is whole then")
-          .With(written.status().details());
-    }
+    VARVE_RETURN_IF_ERROR(published);
     return written;
   }
 
   Result<SaveReport> Publish(StagedFile* staged) {
     bool others = false;
     std::unique_ptr<StorageLock> lock;  // To the end of step 6.
-    VARVE_ASSIGN_OR_RETURN(const WrittenShare written,
-                           PublishesByRecord(storage_, path_)
-                               ? WriteWhole(staged, &others)
-                               : WriteAndRename(staged, &others, &lock));
+    VARVE_ASSIGN_OR_RETURN(const WrittenShare written, WriteFile(staged, &others, &lock));
     std::optional<PhaseTimer> timer(std::in_place, &phases_, "commit");
     // A record that cannot be read now may be another's fault: the files of the others would be
     // incomplete without this one.

@@ -8,7 +8,7 @@
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "publish/claim.h"
-#include "publish/commit.h"
+#include "publish/publisher.h"
 #include "varve/upload.h"
 
 namespace varve {
@@ -34,16 +34,15 @@ Status NotePendingUpload(const std::string& path, const std::string& to, Storage
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
   VARVE_ASSIGN_OR_RETURN(const std::string target, ResolvePath(to, storage));
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(where));
-  VARVE_RETURN_IF_ERROR(NeedsRenames(storage, where, "a note of an upload"));
+  const auto publisher = PublisherOf(storage, where);
+  VARVE_RETURN_IF_ERROR(publisher->CheckRenames(where, "a note of an upload"));
   if (target.size() >= kMaxNoteBytes || target.find('\n') != std::string::npos) {
     return InvalidArgument("upload to " + target + ": not a name");
   }
   VARVE_RETURN_IF_ERROR(MakeDirectories(storage, ParentPath(where)));
-  const std::string note = UploadNotePath(where);
-  const std::string part = PartPath(ParentPath(where), BaseName(note));
-  VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, part, target + "\n", /*exclusive=*/false));
-  VARVE_RETURN_IF_ERROR(storage.Rename(part, note, RenameMode::kReplace));
-  return storage.SyncDirectory(ParentPath(where));
+  return publisher->PublishFile(
+      UploadNotePath(where), {.replaces = true},
+      [&](const std::string& file) { return WriteWholeFile(storage, file, target + "\n"); });
 }
 
 Status ForgetPendingUpload(const std::string& path, Storage& storage) {
@@ -59,11 +58,9 @@ Result<std::optional<std::string>> PendingUploadOf(const std::string& path, Stor
 Result<std::vector<PendingUpload>> ListPendingUploads(const std::string& directory,
                                                       Storage& storage) {
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(directory, storage));
-  if (PublishesByRecord(storage, where) || IsUnlisted(storage, where)) {
-    return std::vector<PendingUpload>{};
-  }
   auto entries = storage.List(where);
-  if (entries.status().code() == StatusCode::kNotFound) {
+  if (entries.status().code() == StatusCode::kNotFound ||
+      entries.status().code() == StatusCode::kUnimplemented) {  // A web server's.
     return std::vector<PendingUpload>{};
   }
   VARVE_RETURN_IF_ERROR(entries.status());

@@ -42,8 +42,10 @@ Result<UploadSource> NativeSource(Storage& storage, OpenedIndex opened) {
   for (const DataFile& file : opened.metadata.files) {
     source.files.emplace(file.name, file.size);
   }
+  // A save's own directory, as a record names it, holds nothing else.
+  const bool is_own = !opened.record_directory.empty();
   source.index = std::move(opened);
-  if (!PublishesByRecord(storage, source.directory)) {
+  if (!is_own) {
     if (const auto found = TakeInventory(storage, source.directory); found.ok()) {
       source.left_out = LeftOut(*found);
     }

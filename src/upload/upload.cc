@@ -36,7 +36,6 @@
 #include "catalogue/side_files.h"
 #include "publish/claim.h"
 #include "publish/commit.h"
-#include "publish/fixed_names.h"
 #include "publish/save_id.h"
 #include "upload/copy_file.h"
 #include "upload/source.h"
@@ -115,11 +114,10 @@ class Uploading {
       const auto totals =
           Exchange(coordinator, what, std::move(copied), deadline,
                    [&](const std::vector<std::string>& ranks) { return Publish(ranks.size()); });
-      if (fixed_ != nullptr && !totals.ok() && Now() >= deadline) {
-        fixed_->Leave();  // A rank that is late may write files of these names yet.
+      if (commit_ != nullptr && !totals.ok() && Now() >= deadline) {
+        commit_->Leave();  // A rank that is late may write files of these names yet.
       }
       commit_.reset();  // Abandons what was not published.
-      fixed_.reset();
       VARVE_RETURN_IF_ERROR(totals.status());
       VARVE_ASSIGN_OR_RETURN(const auto decoded, DecodeFields<UploadTotals>(*totals));
       report.bytes = decoded.bytes;
@@ -158,7 +156,7 @@ class Uploading {
     std::vector<std::string> replies;
     for (UploadShare& share : shares) {
       share.was_there = was_there;
-      share.staging = was_there ? "" : staging_;
+      share.staging = was_there ? "" : commit_->staging();
       replies.push_back(EncodeFields(share));
     }
     return replies;
@@ -217,22 +215,21 @@ class Uploading {
   }
 
   Status BeginCommit() {
-    if (!source_.native && PublishesByRecord(storage_, to_)) {
-      std::vector<std::string> names;
-      names.reserve(all_.size() + source_.last.size());
-      for (const auto& [name, size] : all_) {
-        names.push_back(name);
-      }
-      names.insert(names.end(), source_.last.begin(), source_.last.end());
-      VARVE_ASSIGN_OR_RETURN(fixed_,
-                             FixedNames::Begin(storage_, to_, std::move(names), options_.in_place));
-      staging_ = to_;
-      return Status::Ok();
-    }
     VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
-    VARVE_ASSIGN_OR_RETURN(commit_,
-                           Commit::Begin(storage_, to_, id, options_.overwrite, options_.stop));
-    staging_ = commit_->staging();
+    CommitTerms terms{.id = id, .overwrite = options_.overwrite, .stop = options_.stop};
+    if (!source_.native) {
+      for (const auto& [name, size] : all_) {
+        terms.brought.push_back({name});
+      }
+      for (std::size_t i = 0; i + 1 < source_.last.size(); ++i) {
+        terms.brought.push_back({source_.last[i]});
+      }
+      terms.index = {.name = source_.last.back(),
+                     .fixed = true,
+                     .in_place = options_.in_place,
+                     .beside_others = true};
+    }
+    VARVE_ASSIGN_OR_RETURN(commit_, Commit::Begin(storage_, to_, terms));
     return source_.native ? Status::Ok() : commit_->MarkStaging();
   }
 
@@ -253,7 +250,7 @@ class Uploading {
     } else {
       for (const std::string& name : source_.last) {
         if (name == kUploadMark) {
-          if (fixed_ != nullptr || source_.marked) {  // A directory appears at once.
+          if (!commit_->claim().empty() || source_.marked) {  // A directory appears at once.
             index.push_back({name, "Written last by the upload of the files beside it.\n"});
           }
           continue;
@@ -268,8 +265,7 @@ class Uploading {
       totals.bytes += file.content.size();
     }
     totals.files += files.size() + index.size();
-    VARVE_RETURN_IF_ERROR(fixed_ != nullptr ? PublishFixed(files, index)
-                                            : commit_->Publish(files, index));
+    VARVE_RETURN_IF_ERROR(commit_->Publish(files, index));
     return std::vector<std::string>(ranks, EncodeFields(totals));
   }
 
@@ -283,15 +279,6 @@ class Uploading {
     totals->files += files.size();
     commit_->AddSideFiles(std::move(files));
     return Status::Ok();
-  }
-
-  Status PublishFixed(const std::vector<DataFile>& files, const std::vector<IndexFile>& index) {
-    VARVE_RETURN_IF_ERROR(CheckFilesAreThere(storage_, staging_, files));
-    for (std::size_t i = 0; i + 1 < index.size(); ++i) {
-      VARVE_RETURN_IF_ERROR(WriteWholeFile(storage_, JoinPath(staging_, index[i].name),
-                                           index[i].content, /*exclusive=*/false));
-    }
-    return fixed_->Publish(index.back().content);
   }
 
   // ---- on every rank ----
@@ -331,9 +318,7 @@ class Uploading {
   Storage& storage_;
   UploadSource source_;
   std::map<std::string, std::uint64_t> all_;  ///< On the coordinator: the files of all ranks.
-  std::string staging_;
   std::unique_ptr<Commit> commit_;
-  std::unique_ptr<FixedNames> fixed_;
 };
 
 Status CheckTarget(const std::string& from, const std::string& to, const UploadOptions& options) {

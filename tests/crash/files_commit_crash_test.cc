@@ -44,8 +44,9 @@ const Layout kTorchNew{"model_and_optim/.metadata", "model_and_optim/__0_0.distc
                        "train/rank0.pt"};
 
 Status Save(Storage& storage, const Layout& files, const std::string& content) {
-  VARVE_ASSIGN_OR_RETURN(const auto commit,
-                         FilesCommit::Begin(kName, Overwrite::kAlways, "config.yaml", storage));
+  VARVE_ASSIGN_OR_RETURN(
+      const auto commit,
+      FilesCommit::Begin(kName, {.overwrite = Overwrite::kAlways, .mark = "config.yaml"}, storage));
   std::vector<std::pair<std::string, std::uint64_t>> sizes;
   for (const std::string& name : files) {
     const std::string path = JoinPath(commit->staging(), name);

@@ -2,13 +2,14 @@
 // over, a crash at each of the requests, and what one that died leaves.
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "crash/upload_site.h"
-#include "publish/fixed_names.h"
+#include "publish/commit.h"
 #include "support/archives.h"
 #include "support/sanitized.h"
 #include "support/status_matchers.h"
@@ -18,6 +19,17 @@
 
 namespace varve::test::upload_crash_test {
 namespace {
+
+/// Begins a commit of files with these names, the mark last.
+Result<std::unique_ptr<Commit>> BeginFixed(Site& site, const std::vector<std::string>& names,
+                                           bool in_place = false) {
+  CommitTerms terms{
+      .index = {.name = names.back(), .fixed = true, .in_place = in_place, .beside_others = true}};
+  for (std::size_t i = 0; i + 1 < names.size(); ++i) {
+    terms.brought.push_back({names[i]});
+  }
+  return Commit::Begin(site.remote, kTo, terms);
+}
 
 TEST_F(UploadOfTensorsTo, ALayoutWithFixedNamesReplacesAnotherInPlaceOnly) {
   Site site;
@@ -35,14 +47,14 @@ TEST_F(UploadOfTensorsTo, ALayoutWithFixedNamesReplacesAnotherInPlaceOnly) {
 TEST_F(UploadOfTensorsTo, WhoseClaimWasTakenOverRemovesNothing) {
   Site site;
   ASSERT_TRUE(IsOk(site.Save(old_, kFrom, false, Format::kDcp)));
-  auto lost = FixedNames::Begin(site.remote, kTo, {"a.distcp", ".metadata"}, false);
+  auto lost = BeginFixed(site, {"a.distcp", ".metadata"});
   ASSERT_TRUE(IsOk(lost));
   UploadOptions in_place;
   in_place.in_place = true;
   ASSERT_TRUE(IsOk(site.Upload(in_place)));
   const auto published = site.server.objects();
-  EXPECT_TRUE(
-      FailsWith((*lost)->Publish("mine"), StatusCode::kFailedPrecondition, {"taken it over"}));
+  EXPECT_TRUE(FailsWith((*lost)->Publish({}, {{".metadata", "mine"}}),
+                        StatusCode::kFailedPrecondition, {"taken it over"}));
   lost->reset();
   EXPECT_EQ(site.server.objects(), published);
   EXPECT_EQ(Seen(site.both, {&old_}), 1);
@@ -50,11 +62,12 @@ TEST_F(UploadOfTensorsTo, WhoseClaimWasTakenOverRemovesNothing) {
 
 TEST_F(UploadOfTensorsTo, ThatFindsAMarkAtItsEndRemovesNothing) {
   Site site;
-  auto late = FixedNames::Begin(site.remote, kTo, {"a.distcp", ".metadata"}, false);
+  auto late = BeginFixed(site, {"a.distcp", ".metadata"});
   ASSERT_TRUE(IsOk(late));
   site.server.Put("bucket/run/step-1/.metadata", "another's");
   site.server.Put("bucket/run/step-1/a.distcp", "another's");
-  EXPECT_TRUE(FailsWith((*late)->Publish("mine"), StatusCode::kAlreadyExists, {"it stays"}));
+  EXPECT_TRUE(FailsWith((*late)->Publish({}, {{".metadata", "mine"}}), StatusCode::kAlreadyExists,
+                        {"it stays"}));
   late->reset();
   const auto objects = site.server.objects();
   EXPECT_EQ(objects.at("bucket/run/step-1/.metadata"), "another's");
@@ -78,7 +91,7 @@ TEST_F(UploadOfTensorsTo, ALayoutWithFixedNamesDoesNotTakeThePlaceOfVarvesOwn) {
 
 TEST_F(UploadOfTensorsTo, ASaveInDcpsFormatLeavesADirectoryThatAnUploadHas) {
   Site site;
-  auto upload = FixedNames::Begin(site.remote, kTo, {"a.distcp", ".metadata"}, false);
+  auto upload = BeginFixed(site, {"a.distcp", ".metadata"});
   ASSERT_TRUE(IsOk(upload));
   EXPECT_TRUE(FailsWith(site.Save(old_, kTo, false, Format::kDcp), StatusCode::kFailedPrecondition,
                         {"an upload or save of files with fixed names"}));
@@ -183,8 +196,7 @@ TEST_F(UploadOfPartsTo, WhatOneLeavesThatDiedIsRemovedWhenItIsADayOld) {
   for (const bool is_whole : {false, true}) {
     Site site;
     Put(site, kOld);
-    auto dead =
-        FixedNames::Begin(site.remote, kTo, {"PART_000.pt", "a/b", ".varve-uploaded"}, false);
+    auto dead = BeginFixed(site, {"PART_000.pt", "a/b", ".varve-uploaded"});
     ASSERT_TRUE(IsOk(dead));
     site.server.Put("bucket/run/step-1/PART_000.pt", Golden("hfai/world4/PART_000.pt"));
     site.server.Put("bucket/run/step-1/a/b", "part of it");
@@ -230,7 +242,7 @@ TEST_F(UploadOfPartsTo, WithAClaimAndNoMarkAreNoCheckpoint) {
 TEST_F(UploadTo, FilesThatArePartOfNoCheckpointStay) {
   Site site;
   site.server.Put("bucket/run/step-1/train.pt", "the user's");
-  EXPECT_TRUE(FailsWith(FixedNames::Begin(site.remote, kTo, {"train.pt", "config.yaml"}, true),
+  EXPECT_TRUE(FailsWith(BeginFixed(site, {"train.pt", "config.yaml"}, true),
                         StatusCode::kAlreadyExists, {"train.pt", "is not removed"}));
   EXPECT_EQ(site.server.objects().at("bucket/run/step-1/train.pt"), "the user's");
   EXPECT_FALSE(site.server.objects().contains("bucket/run/step-1/.varve-uploading"));

@@ -121,7 +121,7 @@ TEST_F(S3Faults, OfTwoSavesOfOneNameOneWins) {
 TEST_F(S3Faults, ASaveThatTwoOthersHaveOvertakenFails) {
   S3Server server;
   const auto storage = Open(server);
-  auto slow = Commit::Begin(*storage, kPath, SaveId{{9}}, Overwrite::kNever);
+  auto slow = Commit::Begin(*storage, kPath, {.id = SaveId{{9}}});
   ASSERT_TRUE(slow.ok());
   ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
   ASSERT_TRUE(IsOk(SaveBoth(new_, *storage, true)));
@@ -195,7 +195,7 @@ TEST_F(S3Faults, ARemovalLeavesTheCheckpointThatIsPublishedInItsMidst) {
   S3Server server;
   const auto storage = Open(server);
   ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
-  auto save = Commit::Begin(*storage, kPath, SaveId{{9}}, Overwrite::kAlways);
+  auto save = Commit::Begin(*storage, kPath, {.id = SaveId{{9}}, .overwrite = Overwrite::kAlways});
   ASSERT_TRUE(save.ok());
   server.SetTime("2026-01-01T12:00:00.000Z", "Thu, 01 Jan 2026 13:00:00 GMT");
   // Its data are under way when the removal lists the directory.

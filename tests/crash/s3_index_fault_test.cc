@@ -26,8 +26,9 @@ class S3FaultsOfDcp : public S3Faults {
   S3FaultsOfDcp() : S3Faults(Format::kDcp) {}
 
   static std::unique_ptr<Commit> BeginSlow(Storage& storage, Overwrite overwrite) {
-    auto begun = Commit::Begin(storage, kS3Path, SaveId{{9}}, overwrite, {}, Resume::kNo, {},
-                               {.name = ".metadata"});
+    auto begun =
+        Commit::Begin(storage, kS3Path,
+                      {.id = SaveId{{9}}, .overwrite = overwrite, .index = {.name = ".metadata"}});
     EXPECT_TRUE(IsOk(begun));
     return begun.ok() ? std::move(*begun) : nullptr;
   }

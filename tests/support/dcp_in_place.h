@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "publish/dcp_in_place.h"
+#include "publish/files_commit.h"
 #include "save/dcp_file.h"
 #include "save/dcp_index.h"
 #include "storage/memory.h"
@@ -52,14 +52,25 @@ inline Status WriteRank(Storage& storage, const std::string& directory, std::uin
   return Status::Ok();
 }
 
+/// Begins a save of all ranks, or of one, into a directory that stays.
+inline Result<std::unique_ptr<FilesCommit>> BeginInPlace(Storage& storage, const std::string& path,
+                                                         bool overwrite = true,
+                                                         std::optional<std::uint32_t> rank = {}) {
+  return FilesCommit::Begin(path,
+                            {.overwrite = overwrite ? Overwrite::kAlways : Overwrite::kNever,
+                             .rank = rank,
+                             .stays = true},
+                            storage);
+}
+
 /// Writes the files of `ranks` and publishes them.
-inline Status FinishInPlace(Storage& storage, DcpInPlaceCommit& commit,
+inline Status FinishInPlace(Storage& storage, FilesCommit& commit,
                             const std::vector<std::uint32_t>& ranks, char seed) {
   WrittenDcp written;
   written.metadata.format = Format::kDcp;
   for (const std::uint32_t rank : ranks) {
     VARVE_RETURN_IF_ERROR(
-        WriteRank(storage, commit.directory(), commit.first(), rank, seed, &written));
+        WriteRank(storage, commit.staging(), commit.first(), rank, seed, &written));
   }
   VARVE_ASSIGN_OR_RETURN(const std::string index, EncodeDcpIndex(written.metadata));
   return commit.Publish(written.files, index);
@@ -68,18 +79,14 @@ inline Status FinishInPlace(Storage& storage, DcpInPlaceCommit& commit,
 /// Saves a checkpoint of two ranks.
 inline Status SaveInPlace(Storage& storage, const std::string& path, char seed,
                           bool overwrite = true) {
-  VARVE_ASSIGN_OR_RETURN(
-      const auto commit,
-      DcpInPlaceCommit::Begin(path, {.overwrite = overwrite, .rank = {}}, storage));
+  VARVE_ASSIGN_OR_RETURN(const auto commit, BeginInPlace(storage, path, overwrite));
   return FinishInPlace(storage, *commit, {0, 1}, seed);
 }
 
 /// Saves one rank's state without a coordinator.
 inline Status SaveRankInPlace(Storage& storage, const std::string& path, std::uint32_t rank,
                               char seed, bool overwrite = true) {
-  VARVE_ASSIGN_OR_RETURN(
-      const auto commit,
-      DcpInPlaceCommit::Begin(path, {.overwrite = overwrite, .rank = rank}, storage));
+  VARVE_ASSIGN_OR_RETURN(const auto commit, BeginInPlace(storage, path, overwrite, rank));
   return FinishInPlace(storage, *commit, {rank}, seed);
 }
 

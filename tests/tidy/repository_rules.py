@@ -94,8 +94,6 @@ USERS_OWN_HEADERS = {
         "interop/pickle/writer.h",
         "pipeline/host_buffer.h",
         "pipeline/host_copies.h",
-        "publish/dcp_commit.h",
-        "publish/dcp_in_place.h",
         "publish/files_commit.h",
         "save/dcp_file.h",
         "save/dcp_index.h",

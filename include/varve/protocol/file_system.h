@@ -17,13 +17,10 @@
 #include "varve/storage.h"
 
 namespace varve {
-class DcpCommit;
-class DcpInPlaceCommit;
+class FilesCommit;
 }  // namespace varve
 
 namespace varve::protocol {
-
-struct WrittenFiles;
 
 struct FileSystemWriterOptions {
   /// DCP's default. False refuses a name that is taken. Only a checkpoint is ever replaced.
@@ -82,20 +79,13 @@ class FileSystemWriter : public StorageWriter {
   [[nodiscard]] const std::vector<std::string>& conflicts() const { return conflicts_; }
 
  private:
-  /// Makes the index of what the ranks have written and publishes it.
-  template <class AnyCommit>
-  Status Publish(AnyCommit& commit, WrittenFiles written, const StateMetadata& metadata,
-                 const std::vector<std::vector<WriteResult>>& results);
-
   std::string path_;
   FileSystemWriterOptions options_;
   Storage& storage_;
   SaveRole role_;
-  // One of the two is set from PrepareGlobalPlan to the end. The first on the coordinator, and in
-  // an object store on every rank of a save without collectives; the second, in such saves
-  // elsewhere, on every rank.
-  std::unique_ptr<DcpCommit> commit_;
-  std::unique_ptr<DcpInPlaceCommit> in_place_;
+  // Set from PrepareGlobalPlan to the end: on the coordinator, and on every rank of a save without
+  // collectives.
+  std::unique_ptr<FilesCommit> commit_;
   std::vector<std::string> conflicts_;
 };
 

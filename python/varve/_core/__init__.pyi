@@ -278,18 +278,32 @@ def pickle_dcp_metadata(
 def seal_dcp_index(index: bytes, files: Sequence[tuple[str, bytes]]) -> bytes:
     """Adds checksums to a pickled Metadata (protocol 2 or 3): of the files (name, report) and of itself."""
 
-class _Commit:
-    def publish(self, files: list[tuple[str, int]], index: bytes) -> list[str]:
-        """Returns paths of files that could not be put beside the new checkpoint."""
+class FilesCommit:
+    """The right to write a checkpoint under a name; dropping it abandons the save.
 
-    def abandon(self) -> None: ...
+    `index` becomes the file `mark`; without a mark, DCP's index, with a rank that of a save which no other
+    rank knows. `stays`: the directory is not replaced as a whole.
+    """
 
-class DcpCommit(_Commit):
-    """The right to write a DCP checkpoint under a name; dropping it abandons the save."""
-
-    def __init__(self, path: str, overwrite: bool, rank: int | None = None) -> None: ...
+    def __init__(
+        self,
+        path: str,
+        overwrite: bool,
+        mark: str = "",
+        rank: int | None = None,
+        stays: bool = False,
+    ) -> None: ...
     @property
     def staging(self) -> str: ...
+    @property
+    def below(self) -> str:
+        """What stands before the names of files in `staging` in the index: empty, or a directory and "/"."""
+    @property
+    def first(self) -> int:
+        """Number of the first file of each rank; lower ones are taken."""
+    def publish(self, files: list[tuple[str, int]], index: bytes) -> list[str]:
+        """Returns paths of files that could not be put beside the new checkpoint."""
+    def abandon(self) -> None: ...
 
 def write_torch_file(
     path: str, pickle: bytes, storages: list[tuple[int, int, tuple[int, int] | None]]
@@ -299,24 +313,8 @@ def write_safetensors(
     tensors: Sequence[tuple[str, int, Sequence[int], int, tuple[int, int] | None]],
 ) -> int: ...
 
-class FilesCommit(_Commit):
-    """The right to write a checkpoint of files, also in folders; `index` becomes the file `mark`."""
-
-    def __init__(self, path: str, overwrite: bool, mark: str) -> None: ...
-    @property
-    def staging(self) -> str: ...
-
-class DcpInPlaceCommit(_Commit):
-    """The same for a directory that stays; with a rank, of a save that no other rank knows."""
-
-    def __init__(self, path: str, overwrite: bool, rank: int | None) -> None: ...
-    @property
-    def directory(self) -> str: ...
-    @property
-    def first(self) -> int: ...
-
 def dcp_replaces_directory(path: str) -> bool:
-    """True where DcpCommit is the way to save at a path, false for DcpInPlaceCommit, as far as names tell."""
+    """False where a directory holds other things than a checkpoint and has to stay, as far as names tell."""
 
 def describe_array(array: Any) -> tuple[int, int, tuple[int, ...], tuple[int, ...], int]: ...
 def describe_writable_array(

@@ -20,9 +20,6 @@ def set_s3_keys(scheme: str, function: Callable[[], tuple[str, str, str, int]] |
 def end_calls() -> None:
     """Lets no call of a store or of a function for keys begin any more, and waits for those that run."""
 
-def in_object_store(path: str) -> bool:
-    """True where nothing can be renamed and DcpCommit puts files into a directory below the name."""
-
 def read_bytes(path: str, begin: int = 0, end: int | None = None) -> bytes:
     """Reads a file from byte `begin` to byte `end`, or to its end."""
 

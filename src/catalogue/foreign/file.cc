@@ -89,7 +89,7 @@ Result<OpenedIndex> OpenForeignFile(Storage& storage, const std::string& path) {
   auto opened = storage.OpenForRead(path);
   const StatusCode code = opened.status().code();
   if (code == StatusCode::kUnavailable || code == StatusCode::kFailedPrecondition ||
-      code == StatusCode::kCancelled || (!opened.ok() && PublishesByRecord(storage, path))) {
+      code == StatusCode::kCancelled || TellsNothing(storage, path, opened.status())) {
     return opened.status();  // It may be there.
   }
   if (!opened.ok()) {

@@ -6,7 +6,7 @@ import os
 
 from torch.distributed.checkpoint import filesystem
 
-from varve._core import storage
+from varve._core import manage
 from varve._engine import path_text
 from varve.errors import InvalidArgumentError
 
@@ -22,7 +22,7 @@ class Names(filesystem.FileSystem):
 def is_object(path: str | os.PathLike[str]) -> bool:
     """Returns True for a name in an object store that Varve itself reads and writes."""
     text = os.fsdecode(path)
-    return "://" in text and storage.in_object_store(text)
+    return "://" in text and manage.is_in_object_store(text)
 
 
 def is_ours(checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -22,7 +22,7 @@ from varve.torch._coordinator import name_of as varve_name_of
 from varve.torch.dcp._index import complete
 from varve.torch.dcp._names import Names, is_object, is_ours, name_of
 from varve.torch.dcp._plain_plan import PlainSavePlanner, has_methods_of_its_own
-from varve.torch.dcp._publish import Publication, begin, begin_local
+from varve.torch.dcp._publish import Publication, begin
 from varve.torch.dcp._replicas import can_compare, differing, fingerprints, warn_of
 from varve.torch.dcp._same_call import Sent, check_arrived
 from varve.torch.dcp._same_call import begin as begin_call
@@ -185,7 +185,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
             call = varve_name_of("save", self.path)
             return dataclasses.replace(plan, storage_data=Sent(call, prints))
         path, rank = str(self.path), self.rank
-        self._publication = self._claim(lambda: begin_local(path, self.overwrite, rank))
+        self._publication = self._claim(lambda: begin(path, self.overwrite, rank))
         self._place = self._place_of(rank)
         return dataclasses.replace(plan, storage_data=self._place)
 

@@ -20,85 +20,65 @@
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
 #include "format/commit_record.h"
-#include "manage/pin.h"
 #include "publish/claim.h"
+#include "publish/families.h"
 #include "publish/records.h"
 #include "publish/replaced.h"
 #include "publish/save_id.h"
-#include "varve/manage.h"
 
 namespace varve {
-namespace {
 
-constexpr std::uint64_t kMaxRecordBytes = std::uint64_t{64} << 10;
-
-Result<std::string> QuarantineByRecord(Storage& storage, const std::string& path,
-                                       std::string_view reason) {
-  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
+Result<std::string> ObjectPublisher::Quarantine(const std::string& path, std::string_view reason) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(path));
   const std::uint64_t newest = NewestRecord(entries);
   if (newest == 0) {
-    return HoldsCheckpoint(storage, path)
+    return HoldsCheckpoint(storage_, path)
                ? FailedPrecondition(
                      "only a checkpoint that Varve has saved there can be moved out "
                      "of the way")
                : NotFound("there is no checkpoint of that name");
   }
   const std::string record = JoinPath(path, RecordName(newest));
-  VARVE_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(storage, record, kMaxRecordBytes));
+  VARVE_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(storage_, record, kMaxRecordBytes));
   VARVE_ASSIGN_OR_RETURN(SaveId id, RandomSaveId());
   if (const auto decoded = DecodeCommitRecord(text); decoded.ok()) {
     id = decoded->save_id;
   }
-  VARVE_RETURN_IF_ERROR(RemoveRecordsBelow(storage, path, newest));  // Step 1.
+  VARVE_RETURN_IF_ERROR(RemoveRecordsBelow(storage_, path, newest));  // Step 1.
   std::string why(reason);
-  if (const auto pin = ReadPin(storage, path)) {
+  if (const auto pin = ReadPin(storage_, path)) {
     why += " (it was pinned";
     why += pin->empty() ? ")" : ": " + *pin + ")";
   }
   const std::string set_aside = JoinPath(path, QuarantinedRecordName(id));
-  VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, JoinPath(path, QuarantineReasonName(id)),
+  VARVE_RETURN_IF_ERROR(WriteWholeFile(storage_, JoinPath(path, QuarantineReasonName(id)),
                                        why + "\n", false));  // Step 2.
-  VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, set_aside, text, false));
-  VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, kPinName)));  // Step 3.
-  VARVE_RETURN_IF_ERROR(storage.Remove(record));                    // Step 4.
+  VARVE_RETURN_IF_ERROR(WriteWholeFile(storage_, set_aside, text, false));
+  VARVE_RETURN_IF_ERROR(storage_.Remove(JoinPath(path, kPinName)));  // Step 3.
+  VARVE_RETURN_IF_ERROR(storage_.Remove(record));                    // Step 4.
   return set_aside;
 }
 
-}  // namespace
-
-Result<std::string> QuarantineCheckpoint(const std::string& given, std::string_view reason,
-                                         Storage& storage) {
-  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolveTarget(given, storage));
-  const std::string what = "quarantine " + path;
-  VARVE_RETURN_IF_ERROR(CheckCheckpointName(path).Annotate(what));
-  if (SymbolicLinks* const links = storage.extras().symbolic_links;
-      links != nullptr && links->ReadLink(path).ok()) {
-    return FailedPrecondition(what + ": it is a symbolic link, which a user has made");
-  }
-  if (PublishesByRecord(storage, path)) {
-    auto set_aside = QuarantineByRecord(storage, path, reason);
-    return set_aside.ok() ? set_aside : set_aside.status().Annotate(what);
-  }
-  const auto lock = LockName(storage, path);  // Step 1.
+Result<std::string> FileSystemPublisher::Quarantine(const std::string& path,
+                                                    std::string_view reason) {
+  const auto lock = LockName(storage_, path);  // Step 1.
   if (lock.status().code() == StatusCode::kFailedPrecondition) {
-    return FailedPrecondition(what + ": a save of it is under way");
+    return FailedPrecondition("a save of it is under way");
   }
   if (!lock.ok() && lock.status().code() != StatusCode::kUnimplemented) {
-    return lock.status().Annotate(what);
+    return lock.status();
   }
-  VARVE_RETURN_IF_ERROR(RecoverDisplaced(storage, path).Annotate(what));  // Step 2.
-  if (!HoldsCheckpoint(storage, path)) {
-    return NotFound(what + ": there is no checkpoint of that name");
+  VARVE_RETURN_IF_ERROR(RecoverDisplaced(storage_, path));  // Step 2.
+  if (!HoldsCheckpoint(storage_, path)) {
+    return NotFound("there is no checkpoint of that name");
   }
-  VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, JoinPath(path, kQuarantineReasonName),
-                                       std::string(reason) + "\n", false)
-                            .Annotate(what));  // Step 3.
-  VARVE_RETURN_IF_ERROR(storage.SyncDirectory(path).Annotate(what));
+  VARVE_RETURN_IF_ERROR(WriteWholeFile(storage_, JoinPath(path, kQuarantineReasonName),
+                                       std::string(reason) + "\n", false));  // Step 3.
+  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(path));
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   const std::string hidden = QuarantinedPath(path, id);
-  VARVE_RETURN_IF_ERROR(
-      storage.Rename(path, hidden, RenameMode::kNoReplace).Annotate(what));  // Step 4.
-  VARVE_RETURN_IF_ERROR(storage.SyncDirectory(ParentPath(path)).Annotate(what));
+  VARVE_RETURN_IF_ERROR(storage_.Rename(path, hidden, RenameMode::kNoReplace));  // Step 4.
+  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(ParentPath(path)));
   return hidden;
 }
 
