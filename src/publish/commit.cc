@@ -1,4 +1,5 @@
-// How a checkpoint becomes visible. NAME is its directory, PARENT the directory that is in.
+// Rule A: how a checkpoint becomes visible where a directory can take its name in one step. NAME is
+// its directory, PARENT the directory that is in. All else goes by rule B (index_commit.cc).
 //
 //  0. If NAME is a symbolic link, all of this is about the directory that it leads to.
 //     Make PARENT if needed, each new level synced into the one above it. A PARENT that exists is

@@ -63,10 +63,9 @@ struct CommitTerms {
 /// nothing has become visible.
 class Commit {
  public:
-  /// Claims a name: steps 0-4 of commit.cc, the first of dcp_in_place.cc for a directory that
-  /// stays, and in object stores those of record_commit.cc, index_commit.cc or fixed_names.cc.
-  /// Errors: AlreadyExists; FailedPrecondition; InvalidArgument for a name that a checkpoint cannot
-  /// have; Cancelled.
+  /// Claims a name: by rule A steps 0-4 of commit.cc, by rule B the first of index_commit.cc, and
+  /// for fixed names in object stores those of fixed_names.cc. Errors: AlreadyExists;
+  /// FailedPrecondition; InvalidArgument for a name that a checkpoint cannot have; Cancelled.
   static Result<std::unique_ptr<Commit>> Begin(Storage& storage, const std::string& name,
                                                const CommitTerms& terms);
   virtual ~Commit() = default;
@@ -117,18 +116,16 @@ class Commit {
   std::vector<std::string> conflicts_;
 };
 
-/// Begins a commit in an object store whose record has a number, whose index has one name, and
-/// whose data files have.
-Result<std::unique_ptr<Commit>> BeginRecordCommit(Storage& storage, const std::string& path,
-                                                  const CommitTerms& terms);
+/// Begins a commit by rule B (index_commit.cc): in an object store, and of a DCP checkpoint in a
+/// directory that stays, where names can be changed.
 Result<std::unique_ptr<Commit>> BeginIndexCommit(Storage& storage, const std::string& path,
                                                  const CommitTerms& terms);
-Result<std::unique_ptr<Commit>> BeginFixedCommit(Storage& storage, const std::string& path,
-                                                 const CommitTerms& terms);
-
-/// Begins a commit of a DCP checkpoint in a directory that stays, where names can be changed.
 Result<std::unique_ptr<Commit>> BeginInPlaceCommit(Storage& storage, const std::string& path,
                                                    const CommitTerms& terms);
+
+/// Begins a commit in an object store of files that have fixed names (fixed_names.cc).
+Result<std::unique_ptr<Commit>> BeginFixedCommit(Storage& storage, const std::string& path,
+                                                 const CommitTerms& terms);
 
 /// Returns what the index of a Hugging Face folder says of its side files: all, but for those that
 /// lie with the data, where `below` is Commit::below and not empty.

@@ -1,7 +1,6 @@
-// How a DCP checkpoint comes into a directory that stays. NAME is the directory, INDEX is
-// NAME/.metadata for a save by all ranks, NAME/__R.metadata for a save by rank R on its own. INDEX
-// decides: no reader reads data files that it does not name. So a save prepares all its files
-// beside the old data files, and one rename of INDEX makes the new ones the checkpoint.
+// What rule B (index_commit.cc) does beyond its own steps in a directory that stays, for a DCP
+// checkpoint. NAME is the directory, INDEX is NAME/.metadata for a save by all ranks,
+// NAME/__R.metadata for a save by rank R on its own.
 //
 //  0. If NAME is a symbolic link, all of this is about the directory that it leads to. Make NAME if
 //     needed, each new level synced into the one above it. NAME and PARENT are synced into theirs
@@ -11,32 +10,21 @@
 //     saves that replace NAME as a whole (commit.cc) take too, and NAME/.in-place.varve-lock, which
 //     machines see that have NAME mounted under another parent. Where the parent cannot be written,
 //     the second lock alone: NAME cannot be replaced there. One rank: NAME/.rank-R.varve-lock. On a
-//     file system without locks the save goes on; steps 4, 7 and 9 say what differs then.
-//  2. Refuse a NAME where readers would open another checkpoint than this one: Varve's own format,
-//     and for a rank on its own the `.metadata` of all. Without overwrite, refuse an INDEX that is
-//     there; and one whose checkpoint is pinned in any case. Nothing has been written yet but
-//     directories.
-//  3. Take stock, before any file of this save exists: what INDEX names, what has a name of DCP's
-//     (own_names.h), and the highest number N in any __R_N.distcp, there or named. This save's
-//     files are numbered from N + 1. So no file that an index mentions is written to, not even one
-//     that it mentions and that is missing.
-//  4. (All ranks) write __R_N.distcp, each synced by its writer. A file is created exclusively: a
-//     rank of a dead job that still writes, or a second save where there are no locks, collides
-//     with an error instead of mixing bytes. A crash leaves files that no index names; step 9 of
-//     the next save removes them.
-//  5. Check that every planned file is there with its exact size. Finds ranks whose path is another
-//     disk than the coordinator's, and files that were cut short.
-//  6. Sync NAME: the names of the data files are durable before an index names them.
-//  7. Write INDEX.tmp, sync it, rename it to INDEX. At every instant INDEX is the old one or the
-//  new
-//     one, and the files of both are there. From the rename on this save's files stay, whatever it
-//     returned: on a network the rename may have happened although its answer was an error. Before
-//     it, a save that fails removes its files; without locks they stay, for their numbers may be
-//     another save's.
-//  8. Sync NAME: only now is the save reported as done. If this fails, a power cut may bring the
-//  old
-//     INDEX back, so its files stay too.
-//  9. Remove what step 3 found and the new INDEX does not name: files that the old one named, stale
+//     file system without locks the save goes on; steps 3, 6 and 7 say what differs then.
+//  3. The highest number N in any __R_N.distcp counts, there or named: this save's files are
+//  numbered
+//     from N + 1. So no file that an index mentions is written to, not even one that it mentions
+//     and that is missing. A file is created exclusively: a rank of a dead job that still writes,
+//     or a second save where there are no locks, collides with an error instead of mixing bytes.
+//  6. (a) Sync NAME: the names of the data files are durable before an index names them.
+//     (b) Write INDEX.tmp, sync it, rename it to INDEX. At every instant INDEX is the old one or
+//     the new one, and the files of both are there. From the rename on this save's files stay,
+//     whatever it returned: on a network the rename may have happened although its answer was an
+//     error. Before it, a save that fails removes its files; without locks they stay, for their
+//     numbers may be another save's.
+//     (c) Sync NAME: only now is the save reported as done. If this fails, a power cut may bring
+//     the old INDEX back, so its files stay too.
+//  7. Remove what step 3 found and the new INDEX does not name: files that the old one named, stale
 //     files with names of DCP's, and for all ranks the __R.metadata that NAME had. One rank removes
 //     files of its own number only. Nothing else in NAME is touched: no folder, and no file that
 //     came since step 3. Without locks only what the old INDEX named goes; the rest may be a live
@@ -47,13 +35,12 @@
 #include <set>
 #include <utility>
 
-#include "base/guarded.h"
 #include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/own_names.h"
 #include "interop/dcp/data_name.h"
 #include "publish/claim.h"
-#include "publish/commit.h"
+#include "publish/index_slot.h"
 #include "publish/replaced.h"
 #include "varve/storage.h"
 
@@ -67,37 +54,24 @@ Status UnderWay(const std::string& path) {
                             " is under way; wait for it or choose another name");
 }
 
-class InPlaceCommit final : public Commit {
+class Renamed final : public IndexSlot {
  public:
-  InPlaceCommit(Storage& storage, std::string path, const IndexTerms& index)
-      : storage_(storage), path_(std::move(path)), rank_(index.rank), index_(index.name) {}
-  InPlaceCommit(const InPlaceCommit&) = delete;
-  InPlaceCommit& operator=(const InPlaceCommit&) = delete;
-  ~InPlaceCommit() override {
-    if (!indexed_) {
-      (void)Guarded([&] {
-        RemoveOwn();
-        return Status::Ok();
-      });
-    }
-  }
+  Renamed(Storage& storage, const std::string& path, const IndexTerms& index)
+      : IndexSlot(storage, path, path), rank_(index.rank), index_(index.name) {}
 
   /// Steps 1 to 3.
-  Status Claim(Overwrite overwrite);
+  Status Claim(Overwrite overwrite, std::vector<std::string>* conflicts);
 
-  [[nodiscard]] const std::string& staging() const override { return path_; }
+  Status Replace(const std::string& content, bool* stays) override;
+  Status RemoveReplaced(const std::vector<DataFile>& files) override;
+  Status RemoveOwn() override;
   [[nodiscard]] std::uint64_t first() const override { return first_; }
-  Status MarkStaging() override { return Status::Ok(); }  // The numbers tell whose a file is.
-  Status Publish(const std::vector<DataFile>& files, const std::vector<IndexFile>& index) override;
 
  private:
-  Status Lock();
+  Status Lock(std::vector<std::string>* conflicts);
   [[nodiscard]] Status CheckPlace(const std::vector<DirectoryEntry>& entries,
                                   Overwrite overwrite) const;
   void TakeStock(const std::vector<DirectoryEntry>& entries);
-  Status ReplaceIndex(const std::string& metadata);
-  void RemoveReplaced(const std::vector<DataFile>& files) const;
-  void RemoveOwn() const;
 
   [[nodiscard]] std::string At(const std::string& name) const { return JoinPath(path_, name); }
   [[nodiscard]] std::string Part() const { return At(index_ + ".tmp"); }
@@ -110,18 +84,14 @@ class InPlaceCommit final : public Commit {
     return rank_ ? data && data->rank == *rank_ : IsDcpName(name);
   }
 
-  Storage& storage_;
-  const std::string path_;
   const std::optional<std::uint32_t> rank_;
   const std::string index_;                          ///< Its name in `path_`.
   std::vector<std::unique_ptr<StorageLock>> locks_;  ///< Empty where there are none.
   std::uint64_t first_ = 0;
   std::set<std::string> replaced_;  ///< In `path_`, to be removed once the new index is durable.
-  /// The index may name this save's files, or there are none yet.
-  bool indexed_ = true;
 };
 
-Status InPlaceCommit::Lock() {
+Status Renamed::Lock(std::vector<std::string>* conflicts) {
   if (!rank_) {
     auto outer = LockName(storage_, path_);
     if (outer.status().code() == StatusCode::kFailedPrecondition) {
@@ -129,7 +99,7 @@ Status InPlaceCommit::Lock() {
     }
     if (outer.ok()) {
       locks_.push_back(std::move(*outer));
-      VARVE_RETURN_IF_ERROR(RemoveStaleOf(storage_, path_, &conflicts_));
+      VARVE_RETURN_IF_ERROR(RemoveStaleOf(storage_, path_, conflicts));
     }
   }
   auto inner = TakeLock(storage_, rank_ ? RankLockPath(path_, *rank_) : InPlaceLockPath(path_));
@@ -144,14 +114,11 @@ Status InPlaceCommit::Lock() {
   return inner.status().code() == StatusCode::kUnimplemented ? Status::Ok() : inner.status();
 }
 
-Status InPlaceCommit::CheckPlace(const std::vector<DirectoryEntry>& entries,
-                                 Overwrite overwrite) const {
+Status Renamed::CheckPlace(const std::vector<DirectoryEntry>& entries, Overwrite overwrite) const {
   const auto format = ShownFormat(entries);
   const bool native = format == Format::kVarve;
   if (rank_ && (native || FindEntry(entries, kDcpIndexName) != nullptr)) {
-    return FailedPrecondition(path_ +
-                              " holds a checkpoint that ranks saved together: what one rank saves "
-                              "beside it would never be read; choose another name");
+    return WouldNeverBeRead(path_);
   }
   const bool taken =
       rank_ ? FindEntry(entries, index_) != nullptr : native || format == Format::kDcp;
@@ -169,7 +136,7 @@ Status InPlaceCommit::CheckPlace(const std::vector<DirectoryEntry>& entries,
   return Status::Ok();
 }
 
-void InPlaceCommit::TakeStock(const std::vector<DirectoryEntry>& entries) {
+void Renamed::TakeStock(const std::vector<DirectoryEntry>& entries) {
   std::set<std::string> named;
   for (const DirectoryEntry& entry : entries) {
     if (!IsFile(entry) || !IsIndexToReplace(entry.name)) {
@@ -200,78 +167,64 @@ void InPlaceCommit::TakeStock(const std::vector<DirectoryEntry>& entries) {
   replaced_.erase(index_);
 }
 
-Status InPlaceCommit::ReplaceIndex(const std::string& metadata) {
-  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(path_));  // Step 6.
-  VARVE_RETURN_IF_ERROR(
-      WriteWholeFile(storage_, Part(), metadata, /*exclusive=*/false));  // Step 7.
-  indexed_ = true;
+Status Renamed::Replace(const std::string& content, bool* stays) {
+  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(path_));                                   // (a)
+  VARVE_RETURN_IF_ERROR(WriteWholeFile(storage_, Part(), content, /*exclusive=*/false));  // (b)
+  *stays = true;
   VARVE_RETURN_IF_ERROR(storage_.Rename(Part(), At(index_), RenameMode::kReplace));
-  return storage_.SyncDirectory(path_).Annotate(  // Step 8.
+  return storage_.SyncDirectory(path_).Annotate(  // (c)
       "the checkpoint is visible but may not survive a power cut");
 }
 
-/// Removes replaced files. Best effort: no index names a file that stays, and the next save removes
-/// it.
-void InPlaceCommit::RemoveReplaced(const std::vector<DataFile>& files) const {
-  const auto entries = storage_.List(path_);
-  if (!entries.ok()) {
-    return;
-  }
-  std::set<std::string> left = replaced_;
+Status Renamed::RemoveReplaced(const std::vector<DataFile>& files) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(path_));
   for (const DataFile& file : files) {
-    left.erase(file.name);
+    replaced_.erase(file.name);
   }
-  for (const DirectoryEntry& entry : *entries) {
-    if (IsFile(entry) && left.contains(entry.name)) {
-      (void)storage_.Remove(At(entry.name));
+  for (const DirectoryEntry& entry : entries) {
+    if (IsFile(entry) && replaced_.contains(entry.name)) {
+      (void)storage_.Remove(At(entry.name));  // What stays goes with the next save.
     }
   }
+  return Status::Ok();
 }
 
-/// Removes what this save has written, as well as it can. The numbers are its own while it holds
-/// its locks.
-void InPlaceCommit::RemoveOwn() const {
-  const auto entries = storage_.List(path_);
-  if (locks_.empty() || !entries.ok()) {
-    return;
+/// The numbers are the save's own while it holds its locks.
+Status Renamed::RemoveOwn() {
+  if (locks_.empty()) {
+    return Status::Ok();
   }
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(path_));
   (void)storage_.Remove(Part());
-  for (const DirectoryEntry& entry : *entries) {
+  for (const DirectoryEntry& entry : entries) {
     const auto data = ParseDcpDataName(entry.name);
     if (data && IsFile(entry) && IsOurs(entry.name) && data->number >= first_) {
       (void)storage_.Remove(At(entry.name));
     }
   }
-}
-
-Status InPlaceCommit::Claim(Overwrite overwrite) {
-  VARVE_RETURN_IF_ERROR(Lock());  // Step 1.
-  VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(path_));
-  VARVE_RETURN_IF_ERROR(CheckPlace(entries, overwrite));  // Step 2.
-  TakeStock(entries);                                     // Step 3.
-  indexed_ = false;
   return Status::Ok();
 }
 
-Status InPlaceCommit::Publish(const std::vector<DataFile>& files,
-                              const std::vector<IndexFile>& index) {
-  VARVE_RETURN_IF_ERROR(CheckFilesAreThere(storage_, path_, files));  // Step 5.
-  VARVE_RETURN_IF_ERROR(ReplaceIndex(index.back().content));
-  RemoveReplaced(files);  // Step 9.
+Status Renamed::Claim(Overwrite overwrite, std::vector<std::string>* conflicts) {
+  VARVE_RETURN_IF_ERROR(Lock(conflicts));  // Step 1.
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(path_));
+  VARVE_RETURN_IF_ERROR(CheckPlace(entries, overwrite));  // Step 2.
+  TakeStock(entries);                                     // Step 3.
   return Status::Ok();
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Commit>> BeginInPlaceCommit(Storage& storage, const std::string& path,
-                                                   const CommitTerms& terms) {
+Result<std::unique_ptr<IndexSlot>> RenamedSlot(Storage& storage, const std::string& path,
+                                               const CommitTerms& terms,
+                                               std::vector<std::string>* conflicts) {
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path));
-  VARVE_ASSIGN_OR_RETURN(std::string where, FollowLinks(storage, path));
+  VARVE_ASSIGN_OR_RETURN(const std::string where, FollowLinks(storage, path));
   VARVE_RETURN_IF_ERROR(MakeDirectories(storage, ParentPath(where)));  // Step 0.
   VARVE_RETURN_IF_ERROR(MakeDirectories(storage, where));
-  auto commit = std::make_unique<InPlaceCommit>(storage, std::move(where), terms.index);
-  VARVE_RETURN_IF_ERROR(commit->Claim(terms.overwrite));
-  return std::unique_ptr<Commit>(std::move(commit));
+  auto slot = std::make_unique<Renamed>(storage, where, terms.index);
+  VARVE_RETURN_IF_ERROR(slot->Claim(terms.overwrite, conflicts));
+  return std::unique_ptr<IndexSlot>(std::move(slot));
 }
 
 }  // namespace varve

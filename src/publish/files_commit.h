@@ -32,7 +32,7 @@ struct FilesTerms {
 /// storage writes data files into staging(), into folders too where there is a mark; nothing reads
 /// them before Publish. Destroying it without Publish abandons the save: the files are removed. The
 /// steps, and the crash each one closes, are those of src/publish/commit.cc, for a directory that
-/// stays of dcp_in_place.cc, and in an object store of index_commit.cc.
+/// stays and in an object store of index_commit.cc.
 class FilesCommit {
  public:
   /// Claims the name and makes the directory. Errors: AlreadyExists without `overwrite`;

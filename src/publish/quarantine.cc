@@ -5,7 +5,7 @@
 //     damaged as before, with one more file.
 //  4. Rename the directory and sync its parent: from then on no load finds it.
 //
-// Where names cannot be changed (record_commit.cc) the record moves, which is what readers find,
+// Where names cannot be changed (index_commit.cc) the record moves, which is what readers find,
 // and the data stay where they are:
 //  1. Remove the records below the newest: without it a reader would take one of them, whose data
 //  an

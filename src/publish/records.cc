@@ -196,11 +196,8 @@ Status RemoveRest(Storage& storage, const std::string& path,
 
 Result<std::unique_ptr<Commit>> ObjectPublisher::Begin(const std::string& path,
                                                        const CommitTerms& terms) {
-  if (terms.index.fixed) {
-    return BeginFixedCommit(storage_, path, terms);
-  }
-  return terms.index.name.empty() ? BeginRecordCommit(storage_, path, terms)
-                                  : BeginIndexCommit(storage_, path, terms);
+  return terms.index.fixed ? BeginFixedCommit(storage_, path, terms)
+                           : BeginIndexCommit(storage_, path, terms);
 }
 
 Status RemoveRecordsBelow(Storage& storage, const std::string& path, std::uint64_t end) {

@@ -1,4 +1,4 @@
-/// The records of checkpoints that are published by them (record_commit.cc).
+/// The records of checkpoints that are published by them (index_commit.cc).
 #pragma once
 
 #include <cstdint>

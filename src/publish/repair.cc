@@ -1,6 +1,6 @@
 // The index of a checkpoint, made again from the headers of its data files.
 //
-// Where checkpoints are published by their record (record_commit.cc), NAME has records varve-N.json
+// Where checkpoints are published by their record (index_commit.cc), NAME has records varve-N.json
 // and each save's files lie in a directory of their own, NAME/varve-data-<id>:
 //
 //  1. An intact record says which directory is the checkpoint's. Without one it is the directory

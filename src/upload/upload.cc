@@ -6,7 +6,7 @@
 //  A. The ranks say what they see. The coordinator looks at TO. If its newest record is of the same
 //     save and its files are there, all is done: an upload that died between its last step and the
 //     caller's note is not made twice. Otherwise it begins a commit of TO (commit.cc,
-//     record_commit.cc, or fixed_names.cc for a layout with fixed names in an object store), under
+//     index_commit.cc, or fixed_names.cc for a layout with fixed names in an object store), under
 //     an id of this upload: two uploads of one save never write each other's files, nor remove
 //     them. Every rank learns where to write and which files are its share.
 //  2. Every rank copies its files (copy_file.cc): what it sends are the bytes that it has compared

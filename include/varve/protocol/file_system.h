@@ -39,7 +39,7 @@ struct FileSystemWriterOptions {
 /// is. The ranks must share the storage; each may have it mounted elsewhere.
 ///
 /// Saves without collectives (CallOptions::use_collectives) write into the checkpoint's
-/// directory itself: rank R its `__R_N.distcp`, then `__R.metadata`, as src/publish/dcp_in_place.cc
+/// directory itself: rank R its `__R_N.distcp`, then `__R.metadata`, as src/publish/index_commit.cc
 /// says. The directory is a checkpoint of the ranks 0 to R as soon as all of their indexes are
 /// there; FileSystemReader opens it as one.
 ///

@@ -312,7 +312,6 @@ def write_safetensors(
     path: str,
     tensors: Sequence[tuple[str, int, Sequence[int], int, tuple[int, int] | None]],
 ) -> int: ...
-
 def dcp_replaces_directory(path: str) -> bool:
     """False where a directory holds other things than a checkpoint and has to stay, as far as names tell."""
 
