@@ -1,8 +1,10 @@
 #include "format/structure.h"
 
 #include <cstddef>
+#include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 namespace varve {
 namespace {
@@ -62,6 +64,24 @@ Result<Value> MergeStructures(const std::vector<Value>& by_rank) {
     }
   }
   return merged;
+}
+
+Result<Bytes> MergeEncodedStructures(const std::vector<std::string_view>& by_rank) {
+  std::set<std::string_view> seen;
+  std::string_view first;
+  std::vector<Value> values;
+  for (const std::string_view structure : by_rank) {
+    if (!structure.empty() && seen.insert(structure).second) {
+      first = values.empty() ? structure : first;
+      VARVE_ASSIGN_OR_RETURN(Value value, DecodeValue(structure));
+      values.push_back(std::move(value));
+    }
+  }
+  if (values.size() <= 1) {
+    return Bytes(first);
+  }
+  VARVE_ASSIGN_OR_RETURN(const Value merged, MergeStructures(values));
+  return EncodeValue(merged);
 }
 
 }  // namespace varve

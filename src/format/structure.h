@@ -1,8 +1,10 @@
 /// The structure: the containers of a state, with leaves that name the kind of entry at each path.
 #pragma once
 
+#include <string_view>
 #include <vector>
 
+#include "base/bytes.h"
 #include "varve/status.h"
 #include "varve/value.h"
 
@@ -20,5 +22,9 @@ constexpr bool IsMapping(ValueKind kind) {
 /// container and another a leaf, containers of different kinds, or a wrapped tensor of another
 /// class or with other attributes.
 Result<Value> MergeStructures(const std::vector<Value>& by_rank);
+
+/// Returns the same of encoded structures, encoded; no bytes for none. Where all that are not empty
+/// are equal, as in an SPMD job, they stay as they are. Errors: DecodeValue's, too.
+Result<Bytes> MergeEncodedStructures(const std::vector<std::string_view>& by_rank);
 
 }  // namespace varve

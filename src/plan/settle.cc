@@ -419,26 +419,6 @@ bool IsTensor(const std::string& fqn, const std::vector<Shard>& shards, const Al
   return (shard != shards.end() && shard->item().fqn == fqn) || aliases.contains(fqn);
 }
 
-Result<Bytes> MergedStructure(const std::vector<LocalPlan>& plans) {
-  std::set<std::string_view> seen;
-  std::vector<std::string_view> different;  // In the order of the ranks.
-  for (const LocalPlan& plan : plans) {
-    if (!plan.structure.empty() && seen.insert(plan.structure).second) {
-      different.emplace_back(plan.structure);
-    }
-  }
-  std::vector<Value> values;
-  for (const std::string_view structure : different) {
-    VARVE_ASSIGN_OR_RETURN(Value value, DecodeValue(structure));
-    values.push_back(std::move(value));
-  }
-  if (values.size() <= 1) {  // That of SPMD jobs stays as it is.
-    return values.empty() ? Bytes() : Bytes(different.front());
-  }
-  VARVE_ASSIGN_OR_RETURN(const Value merged, MergeStructures(values));
-  return EncodeValue(merged);
-}
-
 }  // namespace
 
 Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep) {
@@ -503,7 +483,12 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep) 
       }
     }
   }
-  VARVE_ASSIGN_OR_RETURN(settled.ranks[0].structure, MergedStructure(plans));
+  std::vector<std::string_view> structures;
+  structures.reserve(plans.size());
+  for (const LocalPlan& plan : plans) {
+    structures.emplace_back(plan.structure);
+  }
+  VARVE_ASSIGN_OR_RETURN(settled.ranks[0].structure, MergeEncodedStructures(structures));
   return settled;
 }
 
