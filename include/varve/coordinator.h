@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -66,8 +67,56 @@ Result<std::string> Exchange(
 Status Agree(Coordinator& coordinator, std::string_view what, const Status& mine, Deadline deadline,
              int coordinator_rank = 0);
 
+/// Returns every rank's payload, on every rank, by rank.
+Result<std::vector<std::string>> Gather(Coordinator& coordinator, std::string_view what,
+                                        std::string mine, Deadline deadline);
+
+/// Returns a coordinator that sends by `ranks`, and is in step with its peers at first.
+std::unique_ptr<Coordinator> MakeInStep(std::shared_ptr<Coordinator> ranks);
+
 /// Returns the coordinator of a single process, without peers.
 std::unique_ptr<Coordinator> MakeSingleProcessCoordinator();
+
+/// What the ranks of a job have in common before they are connected: a small table of texts, such
+/// as the store of a launcher.
+class Rendezvous {
+ public:
+  virtual ~Rendezvous() = default;
+  virtual Status Set(const std::string& key, const std::string& value) = 0;
+  /// Returns the text that was set last; nothing where none was. Does not wait for one.
+  virtual Result<std::optional<std::string>> Get(const std::string& key) = 0;
+};
+
+/// Returns a rendezvous by files in a directory that all ranks see. It has to exist.
+std::unique_ptr<Rendezvous> MakeDirectoryRendezvous(std::string directory);
+
+struct SocketOptions {
+  int rank = 0;
+  int size = 1;
+  /// Under which rank 0 publishes its address. The same on all ranks, and another one for each
+  /// coordinator of the job.
+  std::string key = "varve-ranks";
+  /// Time within which all ranks come.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// Receives lines for the log of a rank that waits long: for which ranks. May be empty.
+  std::function<void(const std::string&)> log{};
+};
+
+/// Returns the ranks of a job as a Coordinator over TCP: one connection from every rank to rank 0,
+/// for programs without MPI. Only rank 0 exchanges messages
+/// with others, as Exchange does; any other pair is kInternal. Call it on all ranks; it waits until
+/// rank 0 can be reached. A rank that dies is noticed at once, one that does not come is named when
+/// the timeout is over.
+///
+/// Rank 0 listens on all interfaces, at a port of the system's choice; the other ranks try the
+/// addresses of the interfaces that the environment variable GLOO_SOCKET_IFNAME names (separated by
+/// commas), by default those on the ways to MASTER_ADDR and to other networks. A token in the
+/// rendezvous keeps strangers out; messages are not encrypted.
+///
+/// Errors: Unavailable when rank 0 cannot be reached in time or the rendezvous fails;
+/// FailedPrecondition when rank 0 runs another version of Varve.
+Result<std::unique_ptr<Coordinator>> MakeSocketCoordinator(Rendezvous& rendezvous,
+                                                           const SocketOptions& options);
 
 /// Returns `size` coordinators joined inside this process, one per thread; for tests and
 /// simulations. Destroying one makes its peers' waits fail at once, as the death of a process

@@ -16,69 +16,6 @@
 #include "varve/options.h"
 
 namespace varve::python {
-namespace {
-
-class PythonCoordinator final : public Coordinator {
- public:
-  explicit PythonCoordinator(nb::object object)
-      : object_(Shared(std::move(object))),
-        rank_(nb::cast<int>(object_->attr("rank"))),
-        size_(nb::cast<int>(object_->attr("size"))) {}
-
-  [[nodiscard]] int rank() const override { return rank_; }
-  [[nodiscard]] int size() const override { return size_; }
-
-  Status Send(int to, std::string_view message, Deadline deadline) override {
-    const GilHeld gil;
-    return Guard([&] {
-      object_->attr("send")(to, nb::bytes(message.data(), message.size()), Seconds(deadline));
-      return Status::Ok();
-    });
-  }
-
-  Result<std::string> Receive(int from, Deadline deadline) override {
-    const GilHeld gil;
-    std::string message;
-    Status status = Guard([&] {
-      const auto bytes = nb::cast<nb::bytes>(object_->attr("receive")(from, Seconds(deadline)));
-      message.assign(bytes.c_str(), bytes.size());
-      return Status::Ok();
-    });
-    VARVE_RETURN_IF_ERROR(status);
-    return message;
-  }
-
- private:
-  static double Seconds(Deadline deadline) {
-    return std::max(
-        std::chrono::duration<double>(deadline - std::chrono::steady_clock::now()).count(), 0.0);
-  }
-
-  template <class Call>
-  static Status Guard(const Call& call) {
-    try {
-      return UntilTheInterpreterEnds(call);
-    } catch (nb::python_error& error) {
-      const auto number = [&](const char* name, int none) {
-        int found = none;
-        nb::try_cast(nb::getattr(error.value(), name, nb::none()), found);
-        return found;
-      };
-      const bool is_ours =
-          nb::isinstance(error.value(), nb::module_::import_("varve.errors").attr("Error"));
-      return Unavailable(nb::cast<std::string>(nb::str(error.value())))
-          .With({.rank = is_ours ? number("rank", -1) : -1, .system_error = number("errno", 0)});
-    } catch (const std::exception& error) {
-      return Unavailable(error.what());
-    }
-  }
-
-  std::shared_ptr<nb::object> object_;
-  int rank_;
-  int size_;
-};
-
-}  // namespace
 
 ProgressFunction MakeProgress(nb::object callback) {
   if (callback.is_none()) {
@@ -154,13 +91,6 @@ SaveReport SavePython(const State& state, const FsPath& path, SaveOptions option
 }
 
 }  // namespace
-
-std::unique_ptr<Coordinator> MakeCoordinator(nb::object object) {
-  if (object.is_none()) {
-    return MakeSingleProcessCoordinator();
-  }
-  return std::make_unique<PythonCoordinator>(std::move(object));
-}
 
 void BindCheckpoint(nb::module_& module) {
   Bound<SaveOptions>(module, "SaveOptions", nullptr)

@@ -21,6 +21,10 @@
 #include "varve/tensor.h"
 #include "varve/value.h"
 
+namespace varve {
+class Channel;
+}
+
 namespace varve::python {
 
 namespace nb = nanobind;
@@ -77,9 +81,12 @@ nb::object ToText(const std::string& text);
 /// Returns a path, as os.fsdecode gives it.
 nb::object ToPath(const std::string& path);
 
-/// Returns a Coordinator over a Python object with rank, size, send(to, bytes, seconds) and
-/// receive(from, seconds) -> bytes; None gives a single process. Takes the GIL for each message.
-std::unique_ptr<Coordinator> MakeCoordinator(nb::object object);
+/// Returns a coordinator, in step at first, that sends by a Python Coordinator or Channel; None
+/// gives a single process. Its messages do without the GIL.
+std::unique_ptr<Coordinator> MakeCoordinator(nb::handle object);
+
+/// Returns the channel of a Python Channel; null for any other object.
+std::shared_ptr<Channel> ChannelOf(nb::handle object);
 
 /// Progress to a Python callable, at most every 50 ms: taking the GIL for each block would make
 /// the training thread wait. None gives a null function.
@@ -97,6 +104,7 @@ std::shared_ptr<nb::object> Shared(nb::object object);
 void BindAgent(nb::module_& module);
 void BindAsync(nb::module_& parent);
 void BindValues(nb::module_& module);
+void BindChannel(nb::module_& module);
 void BindCheckpoint(nb::module_& module);
 void BindReader(nb::module_& module);
 void BindReports(nb::module_& module);

@@ -8,6 +8,7 @@
 #include <system_error>
 #include <thread>
 
+#include "coordinate/channel.h"
 #include "varve/stop.h"
 
 namespace varve::python {
@@ -135,17 +136,18 @@ std::optional<std::string> Describe(const ProgressCount& count, const char* doin
 void RunCollective(const std::function<void()>& work, const nb::object& coordinator,
                    const std::function<void()>& stop, const ProgressCount* count,
                    const char* doing) {
+  const std::shared_ptr<Channel> channel = ChannelOf(coordinator);
   OffMain how;
   how.on_signal = [&] {
     stop();
-    if (nb::hasattr(coordinator, "interrupt")) {
-      coordinator.attr("interrupt")();
+    if (channel) {
+      channel->Interrupt();
     }
   };
-  if (count != nullptr && nb::hasattr(coordinator, "report")) {
-    how.on_wait = [&coordinator, count, doing] {
-      if (const auto note = Describe(*count, doing)) {
-        coordinator.attr("report")(nb::str(note->data(), note->size()));
+  if (count != nullptr && channel) {
+    how.on_wait = [&channel, count, doing] {
+      if (auto note = Describe(*count, doing)) {
+        channel->Report(std::move(*note));
       }
     };
   }

@@ -72,8 +72,7 @@ ProgressFunction Counting(ProgressCount* count, ProgressFunction next);
 std::optional<std::string> Describe(const ProgressCount& count, const char* doing);
 
 /// Runs a collective call. On a signal stops it, and the rank's waits for others; reports this
-/// rank's progress to the others every few seconds. `coordinator` may be None, or lack `interrupt`
-/// and `report`.
+/// rank's progress to the others every few seconds, where `coordinator` is a Channel.
 void RunCollective(const std::function<void()>& work, const nb::object& coordinator,
                    const std::function<void()>& stop, const ProgressCount* count,
                    const char* doing);

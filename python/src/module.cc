@@ -159,6 +159,7 @@ NB_MODULE(_core, module) {
   module.attr("DTYPE_SIZES") = nb::tuple(sizes);
   python::BindValues(module);
   python::BindReports(module);
+  python::BindChannel(module);
   python::BindCheckpoint(module);
   python::BindTensors(module);
   python::BindReader(module);

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import resource
 import signal
 import threading
 import time
@@ -13,15 +11,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from rank_jobs import checkpointable
 
 import varve.torch
 import varve.torch.dcp as dcp
-from varve.torch import _waiting
-from varve.torch._channel import Channel
+from varve.torch import _coordinator
 
 LONG = 300.0
 
@@ -149,7 +145,7 @@ def log_waiting(rank: int, size: int, directory: str) -> list[str]:
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(record.getMessage())
 
-    _waiting.FIRST_NOTICE = 0.7
+    _coordinator.FIRST_NOTICE = 0.7
     logging.getLogger("varve").addHandler(Keep())
     if rank == 2:
         time.sleep(2.5)
@@ -226,33 +222,3 @@ def save_in_a_signal_handler(rank: int, size: int, path: str) -> str:
     except varve.PreconditionError as error:
         return str(error)
     return "saved"
-
-
-def run_out_of_descriptors(rank: int, size: int) -> None:
-    """Leaves rank 0 no descriptor to accept with.
-
-    In a process of its own: a thread of another test that closes a file would give one back.
-    """
-    hub, other = Channel(0, 2), Channel(1, 2)
-    other.connect(hub.listen(), float("inf"))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1000), hard))
-    taken = []
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                taken.append(os.open("/dev/null", os.O_RDONLY))
-        hub.begin(1, "x", 30)
-        other.begin(1, "x", 30)
-        with pytest.raises(varve.UnavailableError, match="raise ulimit -n"):
-            hub.receive(1, 30)
-    finally:
-        for descriptor in taken:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    hub.end("no descriptors")
-    other.end()
-    hub.begin(2, "x", 30)
-    other.begin(2, "x", 30)
-    other.send(0, b"here")
-    assert hub.receive(1, 30) == b"here"

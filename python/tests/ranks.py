@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from varve._core import Coordinator
+
 _context = multiprocessing.get_context("forkserver")
 # Importing torch, frameworks and jobs takes seconds; the fork server does it once for all ranks.
 _context.set_forkserver_preload(["ranks_preload"])
@@ -110,32 +112,15 @@ def collect(
     return outcomes
 
 
-class ThreadCoordinator:
-    """A rank among threads: mailboxes instead of a network."""
-
-    def __init__(
-        self, rank: int, boxes: dict[tuple[int, int], queue.Queue[bytes]], size: int
-    ) -> None:
-        self.rank = rank
-        self.size = size
-        self._boxes = boxes
-
-    def send(self, to: int, message: bytes, timeout: float) -> None:
-        self._boxes[self.rank, to].put(message)
-
-    def receive(self, source: int, timeout: float) -> bytes:
-        return self._boxes[source, self.rank].get(timeout=timeout)
-
-
 def run_threads(size: int, function: Callable[[Any], Any]) -> list[Any]:
     """Runs `function(coordinator)` on `size` threads that are each other's ranks."""
-    boxes = {(a, b): queue.Queue() for a in range(size) for b in range(size)}
+    ranks = Coordinator.of_threads(size)
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
 
     def work(rank: int) -> None:
         try:
-            results[rank] = function(ThreadCoordinator(rank, boxes, size))
+            results[rank] = function(ranks[rank])
         except BaseException as error:
             errors.append(error)
 

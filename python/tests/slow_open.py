@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -77,7 +76,7 @@ def save_in_files(path: Path, count: int = 4) -> None:
             {f"w{rank}": np.full(1000, rank)},
             path,
             _arrays.NumpyArrays(),
-            SimpleNamespace(rank=rank, size=count),  # type: ignore[arg-type]
+            _core.Coordinator(rank, count),
             False,
             None,
             _core.SaveOptions(coordinate=False, save_id=b"\xab" * 16),

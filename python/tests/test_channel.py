@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import socket
-import threading
 from pathlib import Path
 
 import channel_jobs as jobs
@@ -15,8 +13,6 @@ from ranks import errors_of_ranks, run_ranks
 
 import varve
 from varve.torch import _coordinator
-from varve.torch._addresses import Address
-from varve.torch._channel import Channel
 
 
 @pytest.mark.parametrize("sub", [False, True])
@@ -78,19 +74,6 @@ def test_a_rank_that_waits_logs_for_whom(tmp_path: Path) -> None:
     assert any("save late: rank 1 has waited" in line for line in lines[1]), lines
 
 
-def test_the_advice_to_make_the_call_follows_from_data_not_from_words(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    channel = Channel(1, 2)
-    channel.begin(1, "save x", 60.0)
-    for absent in (False, True):
-        caplog.clear()
-        channel.peers[0].note = "rank 0, which waits for rank 3 (not there yet)"
-        channel.peers[0].waits_for_absent = absent
-        channel._log(30.0)
-        assert ("every rank of the process group" in caplog.text) == absent
-
-
 @pytest.mark.parametrize("victim", [0, 1])
 def test_ctrl_c_reaches_a_rank_that_waits_and_the_others_are_told(
     victim: int, tmp_path: Path
@@ -121,86 +104,15 @@ def test_a_failed_background_save_is_raised_by_the_next_call_on_all_ranks(tmp_pa
     assert not (tmp_path / "next").exists()
 
 
-def test_a_store_takes_the_keys_of_4096_ranks() -> None:
+def test_a_store_takes_the_keys_of_4096_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     # TCPStore refuses keys of more than 8 KiB; the numbers of 4,096 ranks alone are 20 KiB.
     store = dist.TCPStore("127.0.0.1", 0, None, True, datetime.timedelta(seconds=30))
-    client = dist.TCPStore("127.0.0.1", store.port, None, False, datetime.timedelta(seconds=30))
-    ranks = tuple(range(4096))
-    key = f"varve/channel/{_coordinator._digest(ranks)}"
+    monkeypatch.setattr(_coordinator, "_store", lambda: store)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    group = _coordinator._Group(tuple(range(4096)))
     before = store.num_keys()
-    address = Address("host", ("127.0.0.1",), 1, "token")
-    store.set(key, address.encode())
-    for _ in ranks:
-        client.wait([key], datetime.timedelta(seconds=30))
-        assert Address.decode(client.get(key)) == address
+    group.channel.enter("x", 30.0, 30.0, group.key, _coordinator._look_up, _coordinator._publish)
     assert store.num_keys() == before + 1
-
-
-def _connected() -> tuple[Channel, Channel]:
-    ends = (Channel(0, 2), Channel(1, 2))
-    ends[1].connect(ends[0].listen(), float("inf"))
-    return ends
-
-
-def test_messages_larger_than_a_socket_takes_arrive() -> None:
-    hub, other = _connected()
-    message = os.urandom(1 << 20) * 40
-    hub.begin(1, "x", 30)
-    other.begin(1, "x", 30)
-    sender = threading.Thread(target=lambda: (other.send(0, message), other.flush(30)))
-    sender.start()
-    assert hub.receive(1, 30) == message
-    sender.join()
-    hub.send(1, message)
-    taker = threading.Thread(target=hub.flush, args=(30,))
-    taker.start()
-    assert other.receive(0, 30) == message
-    taker.join()
-
-
-def test_a_stranger_is_turned_away_and_disturbs_no_call() -> None:
-    hub, other = _connected()
-    assert hub.address is not None
-    for first in (b"GET / HTTP/1.0\r\n\r\n", b"\1" + bytes(16), b"\1" + bytes(8) + b"\xff" * 8):
-        stranger = socket.create_connection(("127.0.0.1", hub.address.port))
-        stranger.sendall(first)
-    hub.begin(1, "x", 30)
-    other.begin(1, "x", 30)
-    other.send(0, b"plan")
-    assert hub.receive(1, 30) == b"plan"
-
-
-def test_what_is_left_of_an_earlier_call_is_not_taken_for_a_later_ones() -> None:
-    hub, other = _connected()
-    hub.begin(1, "x", 30)
-    other.begin(1, "x", 30)
-    other.send(0, b"first")
-    assert hub.receive(1, 30) == b"first"
-    other.send(0, b"never read")
-    hub.send(1, b"never read either")
-    hub.end()
-    other.end()
-    hub.begin(2, "x", 30)
-    other.begin(2, "x", 30)
-    other.send(0, b"second")
-    assert hub.receive(1, 30) == b"second"
-    hub.send(1, b"answer")
-    assert other.receive(0, 30) == b"answer"
-
-
-def test_a_rank_whose_connection_broke_connects_again_with_its_next_call() -> None:
-    hub, other = _connected()
-    assert hub.address is not None
-    connection = other.peers[0].connection
-    assert connection is not None
-    connection.sock.shutdown(socket.SHUT_RDWR)
-    assert not other.connected
-    hub.begin(1, "x", 30)
-    other.connect(hub.address, float("inf"))
-    other.begin(1, "x", 30)
-    other.send(0, b"here")
-    assert hub.receive(1, 30) == b"here"
-
-
-def test_rank_0_without_descriptors_says_so_and_takes_the_rank_with_the_next_call() -> None:
-    run_ranks(1, jobs.run_out_of_descriptors)
+    published = _coordinator._look_up(group.key)
+    assert published is not None and len(published) < 1024
+    group.channel.hang_up()

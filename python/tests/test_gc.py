@@ -27,9 +27,6 @@ import varve
 from varve import _core, _engine
 from varve._arrays import NumpyArrays
 
-class Rank:
-    rank, size = 0, 2
-
 def wait(done, total):
     if not told:
         told.append(True)
@@ -40,7 +37,7 @@ told = []
 options = {"progress": wait, "overwrite": True}
 rank = None
 if sys.argv[2] == "alone":
-    rank = Rank()
+    rank = _core.Coordinator(0, 2)
     options |= {"coordinate": False, "save_id": b"a" * 16}
 state = {"w": np.full(1 << 20, 2, np.uint8)}
 options = _core.SaveOptions(**options)
@@ -220,13 +217,11 @@ def test_parts_of_an_uncoordinated_save_are_kept_while_it_lives_and_removed_afte
 ) -> None:
     path = tmp_path / "step-1"
 
-    class Rank:
-        rank, size = 1, 2
-
     with saver(path, "alone") as process:
         options = _core.SaveOptions(coordinate=False, save_id=b"a" * 16)
         state = {"w": np.full(1 << 20, 2, np.uint8)}
-        _engine.save(state, path, NumpyArrays(), Rank(), False, None, options)  # type: ignore[arg-type]
+        ranks = _core.Coordinator(1, 2)
+        _engine.save(state, path, NumpyArrays(), ranks, False, None, options)
         before = entries(path)
         assert [name for name in before if name.endswith(".varve-part")]
         assert varve.collect_garbage(tmp_path) == []

@@ -85,20 +85,6 @@ def test_data_files_that_were_renamed_are_found_out(checkpoint: Path) -> None:
         varve.repair(checkpoint)
 
 
-class Rank:
-    """A rank that is connected to nobody."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank = rank
-        self.size = size
-
-    def send(self, to: int, message: bytes, timeout: float) -> None:
-        raise AssertionError("an uncoordinated save sent a message")
-
-    def receive(self, source: int, timeout: float) -> bytes:
-        raise AssertionError("an uncoordinated save waited for a message")
-
-
 ROWS = torch.arange(60.0).reshape(12, 5)
 
 
@@ -112,7 +98,7 @@ def save_alone(path: Path, rank: int, size: int, save_id: bytes, **options: Any)
     shard.local_sizes = ((high - low, 5),)
     mine = {"rows": shard, "same": torch.arange(3), "rng": varve.PerRank(rank), "step": 4}
     made = _core.SaveOptions(coordinate=False, save_id=save_id, **options)
-    _engine.save(mine, path, TorchArrays(), Rank(rank, size), False, None, made)
+    _engine.save(mine, path, TorchArrays(), _core.Coordinator(rank, size), False, None, made)
 
 
 def assert_loads(path: Path, size: int) -> None:

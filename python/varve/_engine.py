@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import Any, Protocol
 
 from varve import _arguments, _core, _files, _hf, _tree
-from varve._core import states
+from varve._core import Coordinator, states
 from varve._objects import Objects
 from varve._warn import warn
 from varve.errors import Error, InvalidArgumentError, ReplicasDifferWarning
@@ -26,19 +26,6 @@ _SHORTENED = re.compile("(s3|gs|az|abfss?|r2|weka|oss|hdfs|hf|https?|file):/")
 
 #: The number of a dtype in the engine, by its name.
 DTYPE_NUMBERS: dict[str, int] = {name: i for i, name in enumerate(_core.DTYPE_NAMES)}
-
-
-class Coordinator(Protocol):
-    """How ranks exchange messages; see varve.torch._coordinator for the one over torch.distributed."""
-
-    rank: int
-    size: int
-
-    def send(self, to: int, message: bytes, timeout: float) -> None:
-        """Sends a message to rank `to`."""
-
-    def receive(self, source: int, timeout: float) -> bytes:
-        """Returns the next message from rank `source`."""
 
 
 class Arrays(Objects, Protocol):

@@ -8,10 +8,10 @@ from typing import Any
 
 from varve import _arguments, _classes, _core, _nearest, _tree
 from varve._choice import Choice as Choice
+from varve._core import Coordinator
 from varve._engine import (
     DTYPE_NUMBERS,
     Arrays,
-    Coordinator,
     Filling,
     collector_at_rest,
     fail,

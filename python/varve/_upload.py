@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from varve import _core
-from varve._engine import Coordinator, local_path_text, path_text
+from varve._core import Coordinator
+from varve._engine import local_path_text, path_text
 from varve.errors import Error, InvalidArgumentError, UnavailableError
 
 _LOG = logging.getLogger("varve")

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 namespace varve {
 
@@ -17,6 +18,23 @@ std::string NameSome(const Range& names, std::size_t most = 10) {
     }
   }
   return count <= most ? text : text + " and " + std::to_string(count - most) + " more";
+}
+
+/// Returns ranks 0 to 3 and 7 as "ranks 0-3, 7".
+inline std::string NameRanks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() > 1 ? "ranks " : "rank ";
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) {
+      ++end;
+    }
+    text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+    if (end - i > 1) {
+      text += "-" + std::to_string(ranks[end - 1]);
+    }
+    i = end;
+  }
+  return text;
 }
 
 }  // namespace varve

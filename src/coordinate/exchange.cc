@@ -177,8 +177,8 @@ using Replies = std::vector<std::string>;
 using CombineFunction = std::function<Result<Replies>(std::vector<std::string>)>;
 
 /// Receives from every rank once, also where there is no memory for the message.
-Result<std::vector<Contribution>> Gather(Coordinator& coordinator, Contribution mine,
-                                         Deadline deadline) {
+Result<std::vector<Contribution>> TakeAll(Coordinator& coordinator, Contribution mine,
+                                          Deadline deadline) {
   const auto size = static_cast<std::size_t>(coordinator.size());
   std::vector<Contribution> contributions;
   Status room = Guarded([&] {
@@ -221,7 +221,7 @@ Result<Replies> ReplyTo(Result<std::vector<Contribution>> gathered, std::string_
 
 Result<std::string> Coordinate(Coordinator& coordinator, std::string_view what, Contribution mine,
                                Deadline deadline, const CombineFunction& combine) {
-  auto gathered = Gather(coordinator, std::move(mine), deadline);
+  auto gathered = TakeAll(coordinator, std::move(mine), deadline);
   Result<Replies> replies = Guarded([&] { return ReplyTo(std::move(gathered), what, combine); });
   const Deadline reply_deadline = std::max(deadline, Now() + kReplyGrace);
   Status sent;
@@ -309,6 +309,42 @@ Status Agree(Coordinator& coordinator, std::string_view what, const Status& mine
              },
              coordinator_rank)
       .status();
+}
+
+Result<std::vector<std::string>> Gather(Coordinator& coordinator, std::string_view what,
+                                        std::string mine, Deadline deadline) {
+  VARVE_ASSIGN_OR_RETURN(
+      const std::string all,
+      Exchange(coordinator, what, std::move(mine), deadline,
+               [](const std::vector<std::string>& given) -> Result<std::vector<std::string>> {
+                 Bytes bytes;
+                 ByteWriter(&bytes).StringList(given);
+                 return std::vector<std::string>(given.size(), bytes);
+               }));
+  ByteReader in(all);
+  std::vector<std::string> gathered;
+  in.StringList(&gathered);
+  VARVE_RETURN_IF_ERROR(in.Finish());
+  return gathered;
+}
+
+std::unique_ptr<Coordinator> MakeInStep(std::shared_ptr<Coordinator> ranks) {
+  class Forwarding final : public Coordinator {
+   public:
+    explicit Forwarding(std::shared_ptr<Coordinator> to) : to_(std::move(to)) {}
+    [[nodiscard]] int rank() const override { return to_->rank(); }
+    [[nodiscard]] int size() const override { return to_->size(); }
+    Status Send(int to, std::string_view message, Deadline deadline) override {
+      return to_->Send(to, message, deadline);
+    }
+    Result<std::string> Receive(int from, Deadline deadline) override {
+      return to_->Receive(from, deadline);
+    }
+
+   private:
+    std::shared_ptr<Coordinator> to_;
+  };
+  return std::make_unique<Forwarding>(std::move(ranks));
 }
 
 }  // namespace varve

@@ -90,6 +90,7 @@ USERS = ("tools", "python/src", "examples", "bench")
 USERS_OWN_HEADERS = {
     "python/src": {
         "async/start.h",
+        "coordinate/channel.h",
         "interop/olmo/names.h",
         "interop/pickle/writer.h",
         "pipeline/host_buffer.h",
@@ -109,7 +110,6 @@ IMPURE_HEADER = re.compile(
     r"^(thread|mutex|shared_mutex|condition_variable|future|stop_token|semaphore|barrier|latch|chrono"
     r"|ctime|time\.h|random|fstream|iostream|filesystem|fcntl\.h|unistd\.h|pthread\.h|sys/.*)$"
 )
-
 STANDARD_HEADER = re.compile(r"^[a-z_0-9]+$")
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
 

@@ -7,7 +7,6 @@ from typing import Any, Final, Literal
 from typing_extensions import dataclass_transform
 
 from varve._core.states import LoadRequest, State
-from varve._engine import Coordinator
 
 _Progress = Callable[[int, int], None]  # Called by other threads with bytes done and in all.
 
@@ -30,6 +29,58 @@ def encode_value(object: Any, path: str, allow_pickle: bool = ...) -> bytes: ...
 def decode_value(bytes: bytes, allow_pickle: bool = ...) -> Any: ...
 def resolve_path(path: str | bytes, local: bool) -> str:
     """The name by which the engine knows a path, fixed at this call."""
+
+class Coordinator:
+    """A rank; by itself one that sends no messages."""
+
+    def __init__(self, rank: int, size: int) -> None: ...
+    @staticmethod
+    def of_threads(size: int) -> list[Coordinator]: ...
+    rank: int
+    size: int
+
+class Channel(Coordinator):
+    """One rank's end of a channel: a call is enter, messages, leave."""
+
+    def __init__(self, rank: int, size: int, first_notice: float) -> None: ...
+    what: str
+    cause: int | None
+    lost: bool
+    def enter(
+        self,
+        what: str,
+        timeout: float,
+        left: float,
+        key: str,
+        get: Callable[[str], bytes | None],
+        set: Callable[[str, bytes], None],
+    ) -> None:
+        """Enters a call; waits `left` seconds at most until rank 0 can be reached."""
+    def leave(self, why: str, cause: int | None) -> None:
+        """Leaves the call; the ranks that still wait for this one receive the reason, if there is one."""
+    def flush(self, seconds: float) -> bool:
+        """Waits until all sent messages have left; returns False where some have not."""
+    def send(self, to: int, message: bytes, timeout: float) -> None: ...
+    def receive(self, source: int, timeout: float) -> bytes: ...
+    def share(self, message: bytes, timeout: float) -> bytes:
+        """Returns rank 0's message, on every rank, when all are there. Collective, as the two below."""
+    def gather(self, mine: bytes, timeout: float) -> list[bytes]:
+        """Returns every rank's message, on every rank, by rank."""
+    def all_true(self, mine: bool, timeout: float) -> bool:
+        """Returns True, on every rank, where `mine` is true on all of them."""
+    def background(self, timeout: float) -> Channel:
+        """Returns a channel of the same ranks for messages in the background. Collective."""
+    def interrupt(self) -> None:
+        """Ends the waits of this rank. Threads: called while another one waits."""
+    def tell_past(self, name: str) -> None:
+        """Tells the ranks that wait for this one in an earlier call that it has missed that."""
+    def hang_up(self) -> None: ...
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Returns ranks 0 to 3 and 7 as "ranks 0-3, 7"."""
+
+def order_of_calls(mine: str, theirs: str) -> int:
+    """Compares names that differ in numbers alone: -1 where `mine` comes first, 0 for other names."""
 
 class SaveOptions(_Struct):
     overwrite: bool | Literal["damaged", "in_place"] = ...

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from varve._core import AsyncSaveReport, DeferredReport, SaveOptions, _Struct
+from varve._core import AsyncSaveReport, Coordinator, DeferredReport, SaveOptions, _Struct
 from varve._core.states import State
-from varve._engine import Coordinator
 
 _Layout = tuple[Sequence[int], Sequence[int], int]
 HostCopy = tuple[int, int, int, tuple[int, int] | None, _Layout | None, str]

@@ -14,6 +14,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from varve._arguments import RemoteOverwrite, check_remote_overwrite
+from varve._core import Channel
 from varve._engine import is_remote
 from varve.errors import Error, InvalidArgumentError
 from varve.olmo import _whole
@@ -25,7 +26,7 @@ from varve.olmo._restore import Source, restore
 from varve.olmo._spool import Spool
 from varve.olmo._steps import TIMEOUT, Steps
 from varve.olmo._whole import WholeState
-from varve.torch._coordinator import TorchCoordinator, collective, name_of
+from varve.torch._coordinator import collective, name_of
 
 
 class Config(Protocol):
@@ -269,7 +270,7 @@ class Checkpointer(metaclass=ABCMeta):
             found.append((source, source.trainer_state()))
             return source.is_own_ranks
 
-        def fill(coordinator: TorchCoordinator | None) -> None:
+        def fill(coordinator: Channel | None) -> None:
             restore(found[0][0], dist_model, optim if load_optimizer_state else None, coordinator)
 
         with collective(None, TIMEOUT, name_of("restore", path)) as coordinator:

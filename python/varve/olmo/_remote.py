@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from varve import _core
+from varve._core import Channel
 from varve._engine import is_remote
 from varve._forks import leave_to_parent
 from varve._upload import Background, Copy, Promise, explained
@@ -29,7 +30,7 @@ from varve.errors import CheckpointExistsError, Error, PreconditionError, Unsupp
 from varve.olmo._errors import network_errors
 from varve.olmo._files import any_path, files_in, joined, local_path, size_of
 from varve.olmo._steps import TIMEOUT, Steps
-from varve.torch._coordinator import TorchCoordinator, make_background
+from varve.torch._coordinator import make_background
 
 _LOG = logging.getLogger("varve")
 
@@ -80,7 +81,7 @@ class Upload:
         """Says which files this rank has written, relative to the checkpoint."""
         self._files = files
 
-    def make(self, coordinator: TorchCoordinator | None) -> None:
+    def make(self, coordinator: Channel | None) -> None:
         """Steps 3 and 4. Collective."""
         options = _core.uploads.UploadOptions(
             overwrite=self._copy.overwrite,

@@ -14,12 +14,12 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from varve import _core, _engine
+from varve._core import Channel
 from varve._load import plain_values, read_from
 from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error
 from varve.olmo import _optim, _ranks
 from varve.olmo._pieces import HeldModel, Piece, PieceArrays
 from varve.olmo._steps import TIMEOUT, Steps
-from varve.torch._coordinator import TorchCoordinator
 from varve.torch._devices import wanted_cuda
 from varve.torch._tensors import TorchArrays
 
@@ -91,7 +91,7 @@ def restore(
     source: Source,
     model: Module,
     optimizer: Optimizer | None,
-    coordinator: TorchCoordinator | None,
+    coordinator: Channel | None,
 ) -> None:
     """Fills a model and an optimizer in place. Collective.
 
@@ -181,7 +181,7 @@ class _Load:
         for name, tensor in self.new.targets:
             self._want(name, tensor)
 
-    def run(self, coordinator: TorchCoordinator | None) -> None:
+    def run(self, coordinator: Channel | None) -> None:
         options = _core.LoadOptions(strict=True, cast=True, timeout=TIMEOUT)
         try:
             self.reader.load(self.filling.engine, options, coordinator)

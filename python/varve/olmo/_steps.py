@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from varve import errors
+from varve._core import Channel
 from varve.olmo import _errors
-from varve.torch._coordinator import TorchCoordinator
 
 #: Seconds that any rank waits for the others, the slowest rank's writing included.
 TIMEOUT = 1800.0
@@ -22,7 +22,7 @@ TIMEOUT = 1800.0
 class Steps:
     """The steps of one save or load. Used by one thread."""
 
-    def __init__(self, coordinator: TorchCoordinator | None) -> None:
+    def __init__(self, coordinator: Channel | None) -> None:
         self.coordinator = coordinator
         self.rank = 0 if coordinator is None else coordinator.rank
 

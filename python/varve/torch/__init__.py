@@ -36,6 +36,7 @@ from varve._core import (
     AsyncSaveReport,
     CheckpointEntry,
     ConvertReport,
+    Coordinator,
     Damage,
     DeferredReport,
     Difference,
@@ -46,7 +47,6 @@ from varve._core import (
     StoredChunk,
 )
 from varve._core.uploads import UploadReport
-from varve._engine import Coordinator
 from varve._files import Source as FileSource
 from varve._files import StoredFiles
 from varve._hf import HfOptions

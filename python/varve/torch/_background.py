@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from varve import _core, _engine
-from varve._core import background
-from varve._engine import Coordinator
+from varve._core import Coordinator, background
 from varve._files import Source as FileSource
 from varve._hf import HfOptions
 from varve._upload import Copy, Promise
@@ -249,7 +248,7 @@ class Save(Generic[AnyHandle]):
     ) -> None:
         timeout = self.options.save.timeout
         try:
-            meeting.connect(lambda: background_in(coordinator, f"upload {self.path}", timeout))
+            meeting.connect(lambda: background_in(coordinator, timeout))
         except BaseException:  # Ctrl-C.
             engine.cancel()
             raise

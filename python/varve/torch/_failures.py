@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import logging
 import threading
 import time
 from collections.abc import Iterator
 
 from varve._warn import warn
 from varve.errors import CancelledError
-from varve.torch._waiting import LOG
+
+LOG = logging.getLogger("varve")
 
 
 class Failures:

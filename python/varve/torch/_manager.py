@@ -14,14 +14,14 @@ import torch.distributed as dist
 
 import varve.torch
 from varve import agent
-from varve._core import LoadReport
+from varve._core import Channel, LoadReport
 from varve._manage._backend import Ended, checked_options, inside
 from varve._manage._inputs import Settings
 from varve._manage._manager import Manager
 from varve._manage._policy import Ending, Every, Keep
 from varve.errors import InvalidArgumentError
 from varve.torch._coordinator import (
-    TorchCoordinator,
+    FIRST_NOTICE,
     collective,
     make_background,
     name_of,
@@ -30,7 +30,6 @@ from varve.torch._coordinator import (
 from varve.torch._failures import Failures, kept_in
 from varve.torch._guard import optimizers_in
 from varve.torch._stager import Stager
-from varve.torch._waiting import Notices
 
 _LOG = logging.getLogger("varve")
 
@@ -77,18 +76,18 @@ class TorchBackend:
         self.size = dist.get_world_size(process_group) if joined else 1
 
     @contextmanager
-    def call(self, what: str) -> Iterator[TorchCoordinator | None]:
+    def call(self, what: str) -> Iterator[Channel | None]:
         """Enters a call of all ranks."""
         with collective(self._group, self._timeout, what) as coordinator:
             yield coordinator
 
-    def channel(self) -> TorchCoordinator | None:
+    def channel(self) -> Channel | None:
         """Returns a channel of its own for the manager's messages, and makes the stager."""
         if self._stager is None:
             self._stager = Stager(self._group, executor=self._executor, timeout=self._timeout)
         return make_background(self._group, self._timeout, "the manager of a run")
 
-    def background(self, owner: str) -> TorchCoordinator | None:
+    def background(self, owner: str) -> Channel | None:
         """Returns one more channel."""
         return make_background(self._group, self._timeout, owner)
 
@@ -154,17 +153,19 @@ class TorchBackend:
 
     def wait_for_agent(self, run: str, seconds: float) -> None:
         """Waits until this node's agent has written what an ended job of the run left with it."""
-        notices = Notices()
-        while notices.seconds < seconds:
+        start = time.monotonic()
+        notice = FIRST_NOTICE
+        while (waited := time.monotonic() - start) < seconds:
             report = agent.status()
             left = [] if report is None else [one for one in report.saves if inside(run, one.path)]
             if not left:
                 return
-            if notices.due():
+            if waited >= notice:
+                notice *= 2
                 _LOG.warning(
                     "resume: the agent has been writing %s for %.0f s, of a job that has ended",
                     left[0].path,
-                    notices.seconds,
+                    waited,
                 )
             time.sleep(0.05)
         _LOG.warning("resume: the agent has not written all that an ended job left in %s", run)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from varve._core import Coordinator
 from varve.errors import InvalidArgumentError
 
 _KEY = "varve/run_nonce"
@@ -17,27 +18,11 @@ _KEY = "varve/run_nonce"
 _counts: dict[Any, int] = {}
 
 
-class Rank:
-    """A rank that sends no messages: only its number and the world size."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank = rank
-        self.size = size
-
-    def send(self, to: int, message: bytes, timeout: float) -> None:
-        """Never called."""
-        raise NotImplementedError
-
-    def receive(self, source: int, timeout: float) -> bytes:
-        """Never called."""
-        raise NotImplementedError
-
-
-def me(process_group: Any) -> Rank:
-    """This process's place in the group, without meeting the others."""
+def me(process_group: Any) -> Coordinator:
+    """Returns this process's place in the group, as a rank that sends no messages."""
     if not dist.is_available() or not dist.is_initialized():
-        return Rank(0, 1)
-    return Rank(dist.get_rank(process_group), dist.get_world_size(process_group))
+        return Coordinator(0, 1)
+    return Coordinator(dist.get_rank(process_group), dist.get_world_size(process_group))
 
 
 def save_id(path: str, process_group: Any, given: bytes | None) -> bytes | None:

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from varve import _tree, agent
-from varve._core import background
+from varve._core import Channel, background
 from varve._forks import leave_to_parent
 from varve.errors import InvalidArgumentError
-from varve.torch._coordinator import TorchCoordinator, make_background
+from varve.torch._coordinator import make_background
 from varve.torch._failures import Failures
 from varve.torch._later import UploadsOfStager
 from varve.torch._shards import cuda_device, is_shard, local_bytes
@@ -41,7 +41,7 @@ _retired: list[tuple[str, Stager]] = []
 
 #: Channels of such stagers that were closed, likewise: making one is collective, and each rank closes its
 #: stagers for itself.
-_channels: dict[Any, TorchCoordinator] = {}
+_channels: dict[Any, Channel] = {}
 
 #: The package that makes stagers by default.
 _OWNER = "varve.torch"
@@ -168,7 +168,7 @@ class Stager:
         if background is not None:
             background.hang_up()
 
-    def _end(self) -> TorchCoordinator | None:
+    def _end(self) -> Channel | None:
         """Closes all but the channel, and returns that; None where there is none to close."""
         if self._engine is None:
             return None
@@ -189,7 +189,7 @@ class Stager:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def _make_background(self, timeout: float) -> TorchCoordinator | None:
+    def _make_background(self, timeout: float) -> Channel | None:
         return make_background(self.process_group, timeout)
 
     def _prepared_uploads(self) -> UploadsOfStager:
@@ -221,7 +221,7 @@ class _Shared(Stager):
         self._key = key
         super().__init__(process_group, executor=executor, timeout=timeout)
 
-    def _make_background(self, timeout: float) -> TorchCoordinator | None:
+    def _make_background(self, timeout: float) -> Channel | None:
         kept = _channels.pop(self._key, None)
         return kept if kept is not None else super()._make_background(timeout)
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.metadata import Metadata
 
-from varve.torch._waiting import LOG
+from varve.torch._failures import LOG
 from varve.torch.dcp._copy import StateCopy
 from varve.torch.dcp._errors import Group
 from varve.torch.dcp._events import log_step

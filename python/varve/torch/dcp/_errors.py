@@ -12,9 +12,9 @@ from torch.distributed.checkpoint.api import (
     _wrap_exception,
 )
 
+from varve._core import name_ranks
 from varve._warn import warn
 from varve.errors import CheckpointNotFoundError, Error
-from varve.torch._waiting import name_ranks
 from varve.torch.dcp._events import FILE
 from varve.torch.dcp._same_call import DifferentCallsError, call_of, check, different_calls
 

@@ -24,10 +24,10 @@ from typing import Any, TypeVar
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from varve._core import name_ranks, order_of_calls
 from varve.errors import PreconditionError
-from varve.torch._calls import order_of
 from varve.torch._coordinator import name_of
-from varve.torch._waiting import LOG, name_ranks
+from varve.torch._failures import LOG
 
 _T = TypeVar("_T")
 
@@ -172,7 +172,7 @@ def _first_of(calls: Sequence[str]) -> str | None:
     """Returns the call with the lowest numbers; None where names differ in more than numbers."""
     first = calls[0]
     for call in calls:
-        order = order_of(call, first)
+        order = order_of_calls(call, first)
         if order == 0 and call != first:
             return None
         first = call if order < 0 else first

@@ -1,0 +1,251 @@
+// The addresses at which rank 0 listens, and the connections of the other ranks to them.
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "coordinate/connection.h"
+
+namespace varve {
+namespace {
+
+/// Time for one attempt to connect to one address.
+constexpr auto kAttempt = std::chrono::seconds(5);
+constexpr int kBacklog = 4096;
+/// An address in no network of one's own (RFC 5737): the way there is the default route.
+constexpr const char* kElsewhere = "192.0.2.1";
+
+std::string RandomHex() {
+  std::array<unsigned char, 16> bytes{};
+  (void)!::getentropy(bytes.data(), bytes.size());
+  std::string text;
+  for (const unsigned char byte : bytes) {
+    text += "0123456789abcdef"[byte >> 4U];
+    text += "0123456789abcdef"[byte & 15U];
+  }
+  return text;
+}
+
+/// Returns the name of this machine and its network namespace; a new one where it is not known.
+std::string ThisHost() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  std::array<char, 64> network{};
+  const ssize_t size = ::readlink("/proc/self/ns/net", network.data(), network.size());
+  return boot.empty() || size <= 0
+             ? "unknown " + RandomHex()
+             : boot + " " + std::string(network.data(), static_cast<std::size_t>(size));
+}
+
+/// Returns an IP address in digits; empty where it is none.
+std::string InDigits(const sockaddr* address) {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  const void* number = nullptr;
+  if (address != nullptr && address->sa_family == AF_INET) {
+    number = &reinterpret_cast<const sockaddr_in*>(address)->sin_addr;
+  } else if (address != nullptr && address->sa_family == AF_INET6) {
+    number = &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr;
+  }
+  return number == nullptr ||
+                 ::inet_ntop(address->sa_family, number, text.data(), text.size()) == nullptr
+             ? ""
+             : text.data();
+}
+
+/// Calls `use` with each address that a name has at a port.
+void Resolve(const std::string& name, std::uint32_t port, int flags,
+             const std::function<void(const addrinfo&)>& use) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  hints.ai_flags = flags;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(name.c_str(), std::to_string(port).c_str(), &hints, &found) == 0) {
+    for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+      use(*one);
+    }
+    ::freeaddrinfo(found);
+  }
+}
+
+std::string Environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+/// Returns the addresses of the interfaces in GLOO_SOCKET_IFNAME, IPv4 first.
+std::vector<std::string> OfInterfaces() {
+  std::vector<std::string> found;
+  const std::string names = "," + Environment("GLOO_SOCKET_IFNAME") + ",";
+  ifaddrs* all = nullptr;
+  if (names.size() == 2 || ::getifaddrs(&all) != 0) {
+    return found;
+  }
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
+      if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != family ||
+          names.find("," + std::string(one->ifa_name) + ",") == std::string::npos) {
+        continue;
+      }
+      const auto* const six = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr);
+      if (family == AF_INET || !IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr)) {
+        found.push_back(InDigits(one->ifa_addr));
+      }
+    }
+  }
+  ::freeifaddrs(all);
+  return found;
+}
+
+/// Returns the addresses on the ways to other machines, and those of this host's name.
+std::vector<std::string> OfRoutes() {
+  std::vector<std::string> found;
+  for (const std::string& target : {Environment("MASTER_ADDR"), std::string(kElsewhere)}) {
+    if (target.empty()) {
+      continue;
+    }
+    Resolve(target, 9, 0, [&](const addrinfo& there) {
+      // Connecting a datagram socket sends nothing: it picks the interface.
+      const Socket probe(::socket(there.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+      sockaddr_storage here{};
+      socklen_t size = sizeof(here);
+      auto* const address = reinterpret_cast<sockaddr*>(&here);
+      if (::connect(probe.get(), there.ai_addr, there.ai_addrlen) == 0 &&
+          ::getsockname(probe.get(), address, &size) == 0) {
+        found.push_back(InDigits(address));
+      }
+    });
+  }
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) == 0) {
+    Resolve(name.data(), 9, 0,
+            [&](const addrinfo& one) { found.push_back(InDigits(one.ai_addr)); });
+  }
+  // Other machines do not reach the loopback device; ranks of this one try it first anyway.
+  std::vector<std::string> others;
+  for (std::string& one : found) {
+    const bool loopback = one.empty() || one.starts_with("127.") || one == "::1";
+    if (!loopback && std::find(others.begin(), others.end(), one) == others.end()) {
+      others.push_back(std::move(one));
+    }
+  }
+  return others;
+}
+
+Status SystemError(const std::string& what, int error) {
+  return Unavailable(what + ": " + std::strerror(error)).With({.system_error = error});
+}
+
+/// Returns a socket that listens on a port of its own; of both families where `family` is AF_INET6.
+Result<Socket> ListenOn(int family) {
+  Socket socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_storage any{};
+  any.ss_family = static_cast<sa_family_t>(family);
+  const int off = 0;
+  const socklen_t size = family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+  if (!socket.valid() ||
+      (family == AF_INET6 &&
+       ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off)) != 0) ||
+      ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&any), size) != 0 ||
+      ::listen(socket.get(), kBacklog) != 0) {
+    return SystemError("cannot listen for the other ranks", errno);
+  }
+  return socket;
+}
+
+/// Waits until a socket is connected.
+Status Finish(int fd, TimePoint deadline, int wake) {
+  std::array<pollfd, 2> ready{{{fd, POLLOUT, 0}, {wake, POLLIN, 0}}};
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Now()).count();
+    const int count = ::poll(ready.data(), ready.size(), static_cast<int>(std::max<long>(left, 0)));
+    if (count < 0 && errno == EINTR) {
+      continue;
+    }
+    if (count <= 0 || ready[1].revents != 0) {
+      return SystemError("connect", count < 0 ? errno : ETIMEDOUT);
+    }
+    int error = 0;
+    socklen_t size = sizeof(error);
+    (void)::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    return error == 0 ? Status::Ok() : SystemError("connect", error);
+  }
+}
+
+}  // namespace
+
+std::string ToString(const Address& address) {
+  std::string text;
+  for (const std::string& name : address.names) {
+    text += (text.empty() ? "" : " or ") + name;
+  }
+  return (text.empty() ? "no known address" : text) + ", port " + std::to_string(address.port);
+}
+
+Result<std::pair<Socket, Address>> Listen() {
+  Result<Socket> socket = ListenOn(AF_INET6);
+  if (!socket.ok()) {
+    socket = ListenOn(AF_INET);
+  }
+  VARVE_RETURN_IF_ERROR(socket.status());
+  sockaddr_storage bound{};
+  socklen_t size = sizeof(bound);
+  if (::getsockname(socket->get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) {
+    return SystemError("cannot listen for the other ranks", errno);
+  }
+  // The port is at the same place in the addresses of both families.
+  Address address;
+  address.port = ntohs(reinterpret_cast<const sockaddr_in*>(&bound)->sin_port);
+  address.version = VARVE_VERSION_STRING;
+  address.host = ThisHost();
+  address.names = OfInterfaces();
+  if (address.names.empty()) {
+    address.names = OfRoutes();
+  }
+  address.token = RandomHex();
+  return std::pair(std::move(*socket), std::move(address));
+}
+
+Result<Socket> Connect(const Address& address, TimePoint deadline, int wake) {
+  std::vector<std::string> names = address.names;
+  if (address.host == ThisHost()) {
+    names.insert(names.begin(), "127.0.0.1");
+  }
+  Result<Socket> connected =
+      SystemError("no address is known for port " + std::to_string(address.port), ECONNREFUSED);
+  for (const std::string& name : names) {
+    if (connected.ok() || Now() >= deadline) {
+      break;
+    }
+    Resolve(name, address.port, AI_NUMERICHOST, [&](const addrinfo& there) {
+      Socket socket(::socket(there.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      Status status;
+      if (!socket.valid()) {
+        status = SystemError("socket", errno);
+      } else if (::connect(socket.get(), there.ai_addr, there.ai_addrlen) != 0) {
+        status = errno == EINPROGRESS
+                     ? Finish(socket.get(), std::min(deadline, Now() + kAttempt), wake)
+                     : SystemError("connect", errno);
+      }
+      connected = status.ok() ? Result<Socket>(std::move(socket)) : Result<Socket>(status);
+    });
+  }
+  return connected;
+}
+
+}  // namespace varve

@@ -1,0 +1,127 @@
+/// The channel of a set of ranks over sockets: one connection from every rank to rank 0. The
+/// account is in channel_state.cc.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "coordinate/channel_state.h"
+#include "coordinate/connection.h"
+#include "varve/coordinator.h"
+
+namespace varve {
+
+struct ChannelOptions {
+  int rank = 0;
+  int size = 1;
+  /// Called on the thread that waits, with a line for the log. May be empty.
+  std::function<void(const std::string&)> log{};
+  /// Time after which a wait is logged; the intervals double from there.
+  std::chrono::milliseconds first_notice = std::chrono::seconds(30);
+  /// Time in which the last messages leave when the channel is destroyed.
+  std::chrono::milliseconds last_messages{0};
+};
+
+/// One rank's end. A call is Enter, messages, Leave.
+///
+/// Threads: a call is made by one thread. Interrupt and Report may be called by any thread while
+/// another one waits.
+class Channel final : public Coordinator {
+ public:
+  explicit Channel(ChannelOptions options);
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+  ~Channel() override;
+
+  /// Rank 0 and this rank are connected, or this is rank 0: Enter does not wait.
+  [[nodiscard]] bool IsReady();
+  /// Makes the next calls wait again after Interrupt.
+  void Resume();
+  /// Enters a call. `what` names it and is the same on all ranks, `limit` is the number of seconds
+  /// for which it waits for others. Waits until rank 0 can be reached, where IsReady is false; it
+  /// is found in the rendezvous under `key`. When that fails the others learn of it with the next
+  /// call.
+  Status Enter(const std::string& what, double limit, Deadline until, Rendezvous& rendezvous,
+               const std::string& key);
+  /// Leaves the call; does nothing outside of one. With a reason, the ranks that still wait for
+  /// this one receive it. `cause` is the rank that made this one leave; -1: none did. A message
+  /// that has not left when the process ends is lost: see Flush.
+  void Leave(const std::string& why, int cause);
+  /// Waits until all sent messages have left; returns false where some have not.
+  bool Flush(Deadline deadline);
+
+  [[nodiscard]] int rank() const override { return options_.rank; }
+  [[nodiscard]] int size() const override { return options_.size; }
+  Status Send(int to, std::string_view message, Deadline deadline) override;
+  Result<std::string> Receive(int from, Deadline deadline) override;
+
+  /// Ends the wait of another thread of this rank, and all further ones until Resume.
+  void Interrupt();
+  /// Sends rank 0 how far this rank is; nothing while another thread uses the channel.
+  void Report(std::string note);
+  /// Tells the ranks that wait for this one in an earlier call that it has missed that. Calls come
+  /// in the order of the numbers in their names. To be called between calls, again and again.
+  void TellPast(const std::string& name);
+
+  /// Returns a channel of the same ranks for messages in the background, made in the call that the
+  /// ranks are in. Collective; fails on all of them where one cannot connect.
+  Result<std::shared_ptr<Channel>> MakeBackground(double limit);
+
+  /// Closes all sockets.
+  void Close();
+
+  [[nodiscard]] std::string what();
+  /// The rank that made rank 0 leave this rank's call, where rank 0 has sent it; else -1.
+  [[nodiscard]] int cause();
+  /// A message of this call did not come or could not be sent: the ranks may be out of step.
+  [[nodiscard]] bool lost() const { return lost_; }
+
+ private:
+  [[nodiscard]] Status CheckSockets() const;
+  Result<std::string> Publish();
+  Status Reach(double limit, Deadline until, Rendezvous& rendezvous, const std::string& key);
+  Status ConnectTo(std::string_view published, Deadline until, int wake);
+  Status AcceptAll(Deadline until);
+  void Begin(const std::string& what, double limit);
+  [[nodiscard]] std::string Interrupted() const;
+  [[nodiscard]] Status CheckPeer(int peer) const;
+
+  // With the lock held.
+  void Turn(Deadline until);
+  void SendFrames();
+  void Write(int rank);
+  void Read(int rank);
+  void Accept();
+  void Meet(std::uint64_t arriving);
+  void Adopt(int rank, Connection connection, int how);
+  void Drop(int rank, const std::string& why);
+  void CloseLinks();
+  void Watch(int how, int fd, std::uint64_t tag, bool writes = false);
+
+  void LogLines();
+
+  const ChannelOptions options_;
+  std::atomic<bool> interrupted_{false};
+  std::atomic<bool> lost_{false};
+  Socket wake_;
+  std::mutex mutex_;  // Guards what follows.
+  Socket poll_;
+  Socket listener_;
+  Address address_;
+  ChannelState state_;
+  std::map<int, Connection> links_;               // By rank.
+  std::set<int> blocked_;                         // Ranks whose sockets take no more at present.
+  std::map<std::uint64_t, Connection> arriving_;  // Those that have not sent kHello.
+  std::uint64_t newest_arriving_;
+};
+
+}  // namespace varve

@@ -1,0 +1,156 @@
+#include "coordinate/connection.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+
+namespace varve {
+namespace {
+
+/// A rank that has not proved yet that it belongs to the job may send no more than this.
+constexpr std::uint64_t kMaxUntrustedBytes = 4096;
+/// A smaller payload is sent in one piece with its header.
+constexpr std::size_t kSmallPayload = 4096;
+
+/// The open sockets of this process. `mutex` guards both.
+struct Registry {
+  std::mutex mutex;
+  std::map<std::uint64_t, int> open;
+  std::uint64_t newest = 0;
+};
+
+Registry& TheRegistry() {
+  // Never destroyed: sockets of objects of static storage are closed after it would be.
+  static auto* const registry = [] {
+    auto* const made = new Registry;
+    pthread_atfork([] { TheRegistry().mutex.lock(); }, [] { TheRegistry().mutex.unlock(); },
+                   [] {
+                     Registry& inherited = TheRegistry();
+                     for (const auto& [id, fd] : inherited.open) {
+                       ::close(fd);
+                     }
+                     inherited.open.clear();
+                     inherited.mutex.unlock();
+                   });
+    return made;
+  }();
+  return *registry;
+}
+
+Status Closed() { return Unavailable(kLostReason); }
+
+}  // namespace
+
+Socket::Socket(int fd) : fd_(fd) {
+  if (fd >= 0) {
+    Registry& registry = TheRegistry();
+    const std::scoped_lock lock(registry.mutex);
+    id_ = ++registry.newest;
+    registry.open[id_] = fd;
+  }
+}
+
+void Socket::Close() {
+  if (fd_ >= 0) {
+    Registry& registry = TheRegistry();
+    const std::scoped_lock lock(registry.mutex);
+    if (registry.open.erase(id_) != 0) {
+      ::close(fd_);
+    }
+    fd_ = -1;
+  }
+}
+
+Connection::Connection(Socket socket, bool trusted)
+    : socket_(std::move(socket)), trusted_(trusted) {
+  const auto set = [&](int level, int name, int value) {
+    (void)::setsockopt(fd(), level, name, &value, sizeof(value));
+  };
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  // A host that vanishes without closing is noticed after two minutes.
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 60);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 10);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 6);
+}
+
+void Connection::Put(Frame frame) {
+  Bytes header;
+  ByteWriter out(&header);
+  out.U8(static_cast<std::uint8_t>(frame.kind));
+  out.U64(frame.call);
+  out.U64(frame.payload.size());
+  if (frame.payload.size() <= kSmallPayload) {
+    unsent_.push_back(header + frame.payload);
+  } else {
+    unsent_.push_back(std::move(header));
+    unsent_.push_back(std::move(frame.payload));
+  }
+}
+
+Status Connection::Write() {
+  while (!unsent_.empty()) {
+    const std::string& first = unsent_.front();
+    const ssize_t sent = ::send(fd(), first.data() + sent_, first.size() - sent_, MSG_NOSIGNAL);
+    if (sent < 0) {
+      return errno == EAGAIN || errno == EINTR ? Status::Ok() : Closed();
+    }
+    sent_ += static_cast<std::size_t>(sent);
+    if (sent_ == first.size()) {
+      unsent_.pop_front();
+      sent_ = 0;
+    }
+  }
+  return Status::Ok();
+}
+
+Result<std::optional<Frame>> Connection::Read() {
+  while (true) {
+    if (header_read_ == kHeaderBytes && !has_room_) {
+      VARVE_RETURN_IF_ERROR(MakeRoom());
+    }
+    if (has_room_ && payload_read_ == reading_.payload.size()) {
+      header_read_ = payload_read_ = 0;
+      has_room_ = false;
+      return std::optional(std::exchange(reading_, {}));
+    }
+    char* const to =
+        has_room_ ? reading_.payload.data() + payload_read_ : header_.data() + header_read_;
+    const std::size_t room =
+        has_room_ ? reading_.payload.size() - payload_read_ : kHeaderBytes - header_read_;
+    const ssize_t arrived = ::recv(fd(), to, room, 0);
+    if (arrived <= 0) {
+      return arrived < 0 && (errno == EAGAIN || errno == EINTR)
+                 ? Result<std::optional<Frame>>(std::nullopt)
+                 : Closed();
+    }
+    (has_room_ ? payload_read_ : header_read_) += static_cast<std::size_t>(arrived);
+  }
+}
+
+/// Makes room for the payload of the header that was read. Without memory for it the connection is
+/// as before.
+Status Connection::MakeRoom() {
+  ByteReader in(std::string_view(header_.data(), header_.size()));
+  reading_.kind = static_cast<FrameKind>(in.U8());
+  reading_.call = in.U64();
+  const std::uint64_t size = in.U64();
+  if (!trusted_ && (reading_.kind != FrameKind::kHello || size > kMaxUntrustedBytes)) {
+    return Unavailable("the other side is no rank of this job");
+  }
+  reading_.payload.resize(size);
+  has_room_ = true;
+  return Status::Ok();
+}
+
+}  // namespace varve

@@ -1,0 +1,116 @@
+/// Sockets between ranks, the frames on them, and the addresses at which rank 0 listens.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/time_source.h"
+#include "coordinate/frames.h"
+#include "varve/status.h"
+
+namespace varve {
+
+/// A descriptor that a forked child does not keep: the parent's connections would stay open when
+/// the parent dies. The child closes all of them as it begins, and its copies of their owners
+/// close nothing.
+class Socket {
+ public:
+  Socket() = default;
+  /// Takes over `fd`; -1 stands for none.
+  explicit Socket(int fd);
+  Socket(Socket&& other) noexcept
+      : fd_(std::exchange(other.fd_, -1)), id_(std::exchange(other.id_, 0)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    std::swap(id_, other.id_);
+    return *this;
+  }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+  ~Socket() { Close(); }
+
+  void Close();
+  [[nodiscard]] int get() const { return fd_; }
+  [[nodiscard]] bool valid() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+  std::uint64_t id_ = 0;  // Of the registry of sockets; never used twice.
+};
+
+/// A connected socket, its unsent frames and its half-read frame. No function waits: a read takes
+/// the bytes that have arrived, a write sends the bytes that the socket takes.
+///
+/// A frame is a header of 17 bytes and a payload. The header is the kind (1 byte), the number of
+/// the call and the size of the payload (8 bytes each, little-endian).
+class Connection {
+ public:
+  /// `trusted`: the other side belongs to this job. Otherwise its first frame has to be a small
+  /// kHello, which decides whether the owner reads a second one.
+  Connection(Socket socket, bool trusted);
+
+  void Put(Frame frame);
+  /// Sends what the socket takes. An error: the connection is closed.
+  Status Write();
+  /// Returns the next frame that has arrived completely; nothing where none has. An error: the
+  /// connection is closed, and no further frame comes.
+  Result<std::optional<Frame>> Read();
+
+  void Trust() { trusted_ = true; }
+  [[nodiscard]] bool has_unsent() const { return !unsent_.empty(); }
+  [[nodiscard]] int fd() const { return socket_.get(); }
+
+ private:
+  static constexpr std::size_t kHeaderBytes = 17;
+
+  Status MakeRoom();
+
+  Socket socket_;
+  bool trusted_;
+  std::deque<std::string> unsent_;
+  std::size_t sent_ = 0;  // Of the first of them.
+  std::array<char, kHeaderBytes> header_{};
+  std::size_t header_read_ = 0;
+  Frame reading_;
+  bool has_room_ = false;  // The payload has its final size.
+  std::size_t payload_read_ = 0;
+};
+
+/// The ways to rank 0's listening socket, and the channel's token.
+struct Address {
+  std::string version;  ///< Of Varve on rank 0.
+  /// Names the machine and its network namespace; equal where the loopback device is shared.
+  std::string host;
+  std::vector<std::string> names;  ///< Numeric IP addresses, the likeliest first.
+  std::uint32_t port = 0;          ///< The same at all of them.
+  /// Proves that a rank has read this address, and that it is this channel's listener.
+  std::string token;
+};
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, Address>& address) {
+  archive(address.version, address.host, address.names, address.port, address.token);
+}
+
+/// Returns "10.0.0.1 or 10.0.0.2, port 4711".
+std::string ToString(const Address& address);
+
+/// Opens a listening socket on all interfaces.
+///
+/// The published addresses are those of the interfaces in GLOO_SOCKET_IFNAME, as for torch's own
+/// gloo groups; without it those of the interfaces on the way to MASTER_ADDR and on the default
+/// route, and what the host's name resolves to.
+Result<std::pair<Socket, Address>> Listen();
+
+/// Returns a socket connected to the first address that answers before the deadline. Returns early,
+/// with an error, when the descriptor `wake` becomes readable.
+Result<Socket> Connect(const Address& address, TimePoint deadline, int wake);
+
+}  // namespace varve

@@ -1,0 +1,60 @@
+/// What ranks send each other over a channel. Deterministic.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/fields.h"
+
+namespace varve {
+
+enum class FrameKind : std::uint8_t {
+  kHello = 1,    ///< The first frame of a connection: which rank connects, and the channel's token.
+  kCall = 2,     ///< The sender begins a call: its name and time limit. Of rank 0: it is there.
+  kMessage = 3,  ///< A message of the engine.
+  kNote = 4,     ///< Text for the log of a rank that waits.
+  kEnd = 5,      ///< The sender has left the call, or the receiver must: why.
+  kPast = 6,     ///< The sender is in no call, and makes none before the one of this name.
+};
+
+struct Frame {
+  FrameKind kind = FrameKind::kMessage;
+  std::uint64_t call = 0;  ///< The number that the call has on the rank that is not rank 0.
+  std::string payload;
+};
+
+/// The reason of a rank that leaves a call by Ctrl-C.
+inline constexpr const char* kInterruptedReason = "was interrupted (Ctrl-C)";
+/// The reason of a connection that is closed.
+inline constexpr const char* kLostReason = "is lost (its connection is closed)";
+
+/// A call that a rank made without reaching rank 0.
+struct LeftCall {
+  std::uint64_t number = 0;
+  std::string name;
+  std::string why;
+};
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, LeftCall>& call) {
+  archive(call.number, call.name, call.why);
+}
+
+/// The payload of all frames but kMessage; each kind has some of the fields.
+struct CallReport {
+  std::string text{};             ///< The name of a call, a token, a note, or why a call has ended.
+  std::uint64_t rank = 0;         ///< That connects. Of kEnd: the rank that is the cause, plus 1.
+  double limit = 0;               ///< Seconds for which the rank waits for others.
+  bool waits_for_absent = false;  ///< Of kNote: the sender waits for a rank that has not come.
+  std::vector<std::string> missed{};  ///< Calls that the receiver has not made.
+  std::vector<LeftCall> left{};
+};
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, CallReport>& report) {
+  archive(report.text, report.rank, report.limit, report.waits_for_absent, report.missed,
+          report.left);
+}
+
+}  // namespace varve
