@@ -257,11 +257,14 @@ void BindChannel(nb::module_& module) {
                 ChannelOptions{rank, size, LogWarning, notice, std::chrono::milliseconds(0)}));
           },
           nb::arg("rank"), nb::arg("size"), nb::arg("first_notice"))
-      .def_prop_ro("what", [](const PythonChannel& self) { return ToText(self.channel->what()); })
+      .def_prop_ro("what",
+                   [](const nb::object& self) {
+                     return ToText(Quickly(self, [](Channel& ranks) { return ranks.what(); }));
+                   })
       .def_prop_ro("lost", [](const PythonChannel& self) { return self.channel->lost(); })
       .def_prop_ro("cause",
-                   [](const PythonChannel& self) -> std::optional<int> {
-                     const int cause = self.channel->cause();
+                   [](const nb::object& self) -> std::optional<int> {
+                     const int cause = Quickly(self, [](Channel& ranks) { return ranks.cause(); });
                      return cause < 0 ? std::nullopt : std::optional(cause);
                    })
       .def("enter", &Enter, nb::arg("what"), nb::arg("timeout"), nb::arg("left"), nb::arg("key"),
