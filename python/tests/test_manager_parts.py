@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 
 import pytest
 
 import varve
+from varve._core import Channel
 from varve._manage._agreement import Agreement, Chair, Posted, Verdict
 from varve._manage._costs import FIRST_SAVE, Costs, Interval
 from varve._manage._endings import Signals
@@ -61,39 +61,15 @@ def test_a_window_at_most_doubles_and_has_fifty_calls_at_most() -> None:
     assert [verdict.calls for verdict in verdicts] == [1, 1, 2, 4, 8, 16, 32, 50, 50, 50]
 
 
-class Wire:
-    """One end of a channel between threads."""
-
-    def __init__(self, rank: int, boxes: dict[tuple[int, int], queue.Queue[bytes]]) -> None:
-        self.rank = rank
-        self.size = 2
-        self._boxes = boxes
-
-    def send(self, to: int, message: bytes, timeout: float) -> None:
-        self._boxes[self.rank, to].put(message)
-
-    def receive(self, source: int, timeout: float) -> bytes:
-        return self._boxes[source, self.rank].get(timeout=30)
-
-    def interrupt(self) -> None:
-        pass
-
-    def flush(self, seconds: float) -> bool:
-        return True
-
-    def hang_up(self) -> None:
-        pass
-
-
 def test_what_is_decided_holds_on_both_ranks_in_the_same_call() -> None:
-    boxes: dict[tuple[int, int], queue.Queue[bytes]] = {
-        (a, b): queue.Queue() for a in range(2) for b in range(2)
-    }
+    store: dict[str, bytes] = {}
     wishes = Wishes()
     found: list[list[Verdict]] = [[], []]
 
     def work(rank: int) -> None:
-        agreement = Agreement(Wire(rank, boxes), Chair(wishes, pause=0.0) if rank == 0 else None)
+        channel = Channel(rank, 2, 30.0)
+        channel.enter("agree", 60.0, 60.0, "key", store.get, store.__setitem__)
+        agreement = Agreement(channel, Chair(wishes, pause=0.0) if rank == 0 else None)
         for step in range(200):
             time.sleep(0.004)  # Longer than the pause between two exchanges.
             if rank == 0 and step == 100:

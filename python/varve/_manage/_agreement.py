@@ -30,8 +30,9 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from varve._core import Channel
 from varve.errors import Error, InvalidArgumentError, UnavailableError
 
 #: Seconds between two exchanges, at least; one for each thousand ranks is added to it.
@@ -65,28 +66,6 @@ class Verdict:
     error: str = ""  #: Why the ranks cannot go on together.
     give_up: str = ""  #: Which saves have failed, where that ends the training.
     meet: int = 0  #: With an error: from which step on the ranks post again.
-
-
-class Channel(Protocol):
-    """The messages between ranks that this needs; see varve.torch._coordinator."""
-
-    rank: int
-    size: int
-
-    def send(self, to: int, message: bytes, timeout: float) -> None:
-        """Sends a message to a rank."""
-
-    def receive(self, source: int, timeout: float) -> bytes:
-        """Returns the next message from a rank."""
-
-    def interrupt(self) -> None:
-        """Ends the waits of this rank."""
-
-    def flush(self, seconds: float) -> bool:
-        """Waits until all that was sent has left."""
-
-    def hang_up(self) -> None:
-        """Ends the connection."""
 
 
 class Chair:

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 import varve
 from varve import _arguments, _core
-from varve._core import LoadReport
-from varve._manage._agreement import Channel
+from varve._core import Channel, LoadReport
 from varve.errors import InvalidArgumentError
 
 _LOG = logging.getLogger("varve")
@@ -25,29 +24,19 @@ _CHECKED = ("check_replicas", "format", "on_difference")
 Ended = Callable[[Any], None]
 
 
-class Call(Protocol):
-    """A call that all ranks make together."""
-
-    def share(self, message: bytes, timeout: float) -> bytes:
-        """Returns rank 0's message, on every rank."""
-
-    def gather(self, mine: bytes, timeout: float) -> list[bytes]:
-        """Returns every rank's message, on every rank."""
-
-
 class Backend(Protocol):
     """See the top of this file. `rank` and `size` are of the manager's group."""
 
     rank: int
     size: int
 
-    def call(self, what: str) -> AbstractContextManager[Call | None]:
+    def call(self, what: str) -> AbstractContextManager[Channel | None]:
         """Enters a call; None in a single process."""
 
     def channel(self) -> Channel | None:
         """Returns a connection for messages in the background; None in a single process. Collective."""
 
-    def background(self, owner: str) -> Any:
+    def background(self, owner: str) -> Channel | None:
         """Returns one more such connection, for `owner`. Collective."""
 
     def save(self, state: Any, path: str, files: Mapping[str, bytes], ended: Ended) -> Future[Any]:
