@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import types
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +39,7 @@ def save_as_rank(rank: int, size: int, path: Path) -> None:
         {"w": np.arange(64.0) + rank, "step": 1} if rank == 0 else {},
         path,
         varve.NumpyArrays(),
-        types.SimpleNamespace(rank=rank, size=size),
+        _core.Coordinator(rank, size),
         False,
         None,
         _core.SaveOptions(coordinate=False, save_id=b"\xab" * 16),
