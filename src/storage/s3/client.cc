@@ -50,9 +50,10 @@ S3Client::Told S3Client::ToldOf(const std::string& bucket) const {
   return {known == regions_.end() ? settings_.region : known->second, clock_offset_};
 }
 
-std::int64_t S3Client::ServerSeconds() const {
+std::int64_t S3Client::NowNs() {
+  constexpr std::int64_t kSecond = 1'000'000'000;
   const std::scoped_lock lock(mutex_);
-  return UnixSeconds() + server_offset_;
+  return (UnixSeconds() + server_offset_) * kSecond;
 }
 
 void S3Client::NoteTime(const HttpResponse& response) {
