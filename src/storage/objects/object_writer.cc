@@ -7,7 +7,6 @@
 #include <map>
 #include <mutex>
 #include <new>
-#include <random>
 #include <span>
 #include <utility>
 #include <vector>
@@ -26,17 +25,9 @@ namespace {
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::uint64_t kMostParts = 10'000;
 
-/// Returns 32 hex digits by chance, that of a simulation where there is one.
+/// Returns 32 hex digits by chance.
 std::string RandomMark() {
-  std::array<std::uint64_t, 2> words{};
-  for (std::uint64_t& word : words) {
-    if (const auto simulated = SimulatedRandom()) {
-      word = *simulated;
-    } else {
-      std::random_device device;
-      word = (std::uint64_t{device()} << 32) | device();
-    }
-  }
+  const std::array words{RandomNumber(), RandomNumber()};
   const auto bytes = std::as_bytes(std::span(words));
   return Hex({reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()});
 }

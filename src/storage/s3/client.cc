@@ -21,10 +21,6 @@ constexpr std::string_view kService = "s3";
 constexpr std::string_view kUnsigned = "UNSIGNED-PAYLOAD";
 constexpr std::size_t kSmallBody = std::size_t{1} << 20;  // Whose SHA-256 is signed.
 
-std::int64_t UnixSeconds() {
-  return std::chrono::duration_cast<std::chrono::seconds>(TimeOfDay()).count();
-}
-
 /// Returns what an answer with this HTTP status says of the server's load.
 LoadIs LoadOf(int status) {
   constexpr int kTooManyRequests = 429;
