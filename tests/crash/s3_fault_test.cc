@@ -17,6 +17,7 @@
 #include "support/s3_server.h"
 #include "support/status_matchers.h"
 #include "varve/catalogue.h"
+#include "varve/manage.h"
 
 namespace varve::test::s3_fault_test {
 namespace {
