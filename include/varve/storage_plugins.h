@@ -23,9 +23,11 @@ struct StoreEntry {
   std::string version;           ///< Another one after each Put; empty: the store has none.
   bool is_folder = false;        ///< Objects lie below it; `name` has no '/' at its end.
   std::string upload;            ///< The id of an unfinished upload; empty for all else.
+  std::string mark;              ///< By Head: that StartMarkedUpload had; empty: not known.
 };
 
-/// A store of objects: eight functions with which Varve saves to it and loads from it. A name is
+/// A store of objects: eight functions with which Varve saves to it and loads from it, and what a
+/// store may have beyond that. A name is
 /// that of the user without "scheme://": components with '/' between them, none of them empty, "."
 /// or "..". An object is visible whole or not at all, and what was written is listed at once.
 /// Threads: called by several at once. Every function waits, and tries again, for as long as the
@@ -36,7 +38,8 @@ class ObjectStore {
  public:
   virtual ~ObjectStore() = default;
 
-  /// Returns size, time and version of an object. Errors: NotFound.
+  /// Returns size, time and version of an object. A folder only where the store knows by its name
+  /// that it is there and no object, as a bucket. Errors: NotFound.
   virtual Result<StoreEntry> Head(const std::string& name) = 0;
 
   /// Fills `into` with the object's bytes from `offset` on. Errors: NotFound; DataLoss where it
@@ -70,6 +73,33 @@ class ObjectStore {
   /// success where there is none.
   virtual Status EndUpload(const std::string& name, const std::string& upload,
                            const std::vector<std::string>* parts) = 0;
+
+  // ---- optional: what a store has beyond that ----
+
+  /// Checks a name before it is used: of an object, or with `is_object` false of what may also be a
+  /// folder. Makes no request. Errors: InvalidArgument.
+  virtual Status CheckName(const std::string& /*name*/, bool /*is_object*/) { return Status::Ok(); }
+
+  /// Reads as Read does, into several spans of memory in their order. By itself it reads into
+  /// memory of its own and copies.
+  virtual Status ReadParts(const std::string& name, std::uint64_t offset,
+                           std::span<const std::span<std::byte>> parts, const std::string& version);
+
+  /// Returns the names of all objects that begin with `prefix`, in folders too. Unimplemented: they
+  /// are listed folder by folder.
+  virtual Result<std::vector<std::string>> ListAll(const std::string& /*prefix*/) {
+    return Unimplemented("this store lists one folder at a time");
+  }
+
+  /// Begins an upload as StartUpload does, of an object that will carry `mark`. What became of an
+  /// EndUpload without an answer is told by it.
+  virtual Result<std::string> StartMarkedUpload(const std::string& name, std::uint64_t part_bytes,
+                                                const std::string& /*mark*/) {
+    return StartUpload(name, part_bytes);
+  }
+
+  /// Returns the time by which the store dates its objects, Unix time in ns; 0: this host's.
+  virtual std::int64_t NowNs() { return 0; }
 };
 
 struct ObjectStoreOptions {

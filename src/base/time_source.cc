@@ -1,5 +1,6 @@
 #include "base/time_source.h"
 
+#include <random>
 #include <utility>
 
 #include "base/threads.h"
@@ -39,6 +40,18 @@ std::chrono::nanoseconds TimeOfDay() {
   return source_of_thread != nullptr
              ? source_of_thread->TimeOfDay()
              : std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch());
+}
+
+std::uint64_t RandomNumber() {
+  if (const auto simulated = SimulatedRandom()) {
+    return *simulated;
+  }
+  std::random_device device;
+  return (std::uint64_t{device()} << 32) | device();
+}
+
+std::int64_t UnixSeconds() {
+  return std::chrono::duration_cast<std::chrono::seconds>(TimeOfDay()).count();
 }
 
 bool IsSimulated() { return source_of_thread != nullptr; }

@@ -39,8 +39,14 @@ TimePoint Now();
 /// Returns a random number of the calling thread's TimeSource, where it has one.
 std::optional<std::uint64_t> SimulatedRandom();
 
+/// Returns a random number: of the calling thread's TimeSource, else the system's.
+std::uint64_t RandomNumber();
+
 /// Returns the time since 1970 in UTC: that of the calling thread's TimeSource, else the system's.
 std::chrono::nanoseconds TimeOfDay();
+
+/// Returns the same in whole seconds.
+std::int64_t UnixSeconds();
 
 /// Returns true where the calling thread has a TimeSource. It then starts no threads but by Thread:
 /// a simulation decides which thread goes on, and knows only its own.

@@ -53,7 +53,7 @@ class Dispatcher final : public Storage,
   }
   Result<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& name) override {
     VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(name));
-    if (!cached_ || backend == &PosixStorage()) {
+    if (!cached_ || backend == &PosixStorage() || RegisteredStorage(name) != nullptr) {
       return backend->OpenForRead(name);
     }
     VARVE_ASSIGN_OR_RETURN(cache::BlockStore* const store, cache::ProcessBlockStore());
@@ -169,9 +169,8 @@ class Dispatcher final : public Storage,
                            "processes, the agent among them: save with threads of this process "
                            "(executor=\"thread\")");
     }
-    VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(name));
-    SharedAccess* const access = backend->extras().shared_access;
-    return access != nullptr ? access->Describe(name) : Result<std::string>(std::string());
+    const std::string_view objects = s3::SchemeOfObject(name);
+    return objects.empty() ? Result<std::string>(std::string()) : s3::AccessOf(objects);
   }
   Result<std::shared_ptr<Storage>> Open(const std::string& name,
                                         const std::string& access) override {

@@ -75,7 +75,7 @@ struct RealS3Backend final : Backend {
                                ""};
     const auto credentials = [keys] { return keys; };
     EXPECT_TRUE(IsOk(s3::S3Client(settings, credentials)
-                         .Put({"conformance", ""}, {}, s3::PutMode::kReplace)));  // The bucket.
+                         .Put("conformance", {}, /*if_absent=*/false)));  // The bucket.
     s3 = std::make_unique<s3::S3Storage>(settings, credentials);
     EXPECT_TRUE(IsOk(s3->Remove(folder())));
   }

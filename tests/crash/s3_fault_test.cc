@@ -1,9 +1,9 @@
-// Saves by two ranks and loads, with a fault at each of the requests that they make of an S3
-// server.
+// Saves by two ranks, loads and cleanups, as S3 servers see them. Saves in each format, with a
+// fault at each request: s3_format_fault_test.cc.
 
 #include <algorithm>
+#include <map>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -17,63 +17,12 @@
 #include "support/s3_server.h"
 #include "support/status_matchers.h"
 #include "varve/catalogue.h"
+#include "varve/manage.h"
 
 namespace varve::test::s3_fault_test {
 namespace {
 
 constexpr const char* kPath = kS3Path;
-
-TEST_F(S3Faults, ASaveOutlastsWhatPasses) {
-  SaveWithEachFault({S3Fault::kUnavailable, S3Fault::kResetBefore, S3Fault::kResetAfter,
-                     S3Fault::kInternalLate, S3Fault::kTruncated},
-                    /*overwrite=*/false, /*must_succeed=*/true);
-}
-
-TEST_F(S3Faults, AnOverwriteOutlastsWhatPasses) {
-  SaveWithEachFault({S3Fault::kUnavailable, S3Fault::kResetBefore, S3Fault::kResetAfter,
-                     S3Fault::kInternalLate, S3Fault::kTruncated},
-                    /*overwrite=*/true, /*must_succeed=*/true);
-}
-
-TEST_F(S3Faults, ARefusedRequestFailsTheSaveAndLeavesWhatWasThere) {
-  SaveWithEachFault({S3Fault::kRefused}, /*overwrite=*/false, /*must_succeed=*/false);
-  SaveWithEachFault({S3Fault::kRefused}, /*overwrite=*/true, /*must_succeed=*/false);
-}
-
-// A job that is killed sends no further request: it leaves what it has written.
-TEST_F(S3Faults, AJobThatEndsAtAnyRequestLeavesTheOldOrTheNewAndGarbage) {
-  for (const bool overwrite : {false, true}) {
-    int requests = 0;
-    for (int at = -1; at < requests; at += at < 0 ? 1 : kStep) {
-      S3Server server;
-      const auto storage = Open(server);
-      if (overwrite) {
-        ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
-      }
-      server.SetScript([&](const S3Request&, int index) {
-        return at >= 0 && index >= at ? S3Fault::kRefused : S3Fault::kNone;
-      });
-      const Status saved = SaveBoth(new_, *storage, overwrite);
-      requests = std::max(requests, at < 0 ? server.requests() : 0);
-      server.SetScript({});
-      const std::string what = "request " + std::to_string(at) + ": " + saved.ToString();
-      const int before = overwrite ? 1 : 0;
-      EXPECT_EQ(Seen(*storage), saved.ok() ? 2 : before) << what;
-      // By the server's clock all of it is old.
-      const Status collected = CollectGarbage("s3://bucket/run", DryRun::kNo, *storage).status();
-      EXPECT_TRUE(collected.ok() ||
-                  (server.objects().empty() && collected.code() == StatusCode::kNotFound))
-          << what << collected.ToString();
-      EXPECT_EQ(Seen(*storage), saved.ok() ? 2 : before) << what;
-      EXPECT_EQ(server.open_uploads(), 0U) << what;
-      const std::size_t left = server.objects().size();
-      EXPECT_TRUE(IsOk(SaveBoth(new_, *storage, true))) << what;
-      EXPECT_EQ(Seen(*storage), 2) << what;
-      EXPECT_EQ(left, saved.ok() || overwrite ? server.objects().size() : 0U) << what;
-    }
-    EXPECT_GE(requests, 10);
-  }
-}
 
 TEST_F(S3Faults, ALoadOutlastsWhatPassesAndNoticesWhatIsChanged) {
   S3Server server;
@@ -99,25 +48,6 @@ TEST_F(S3Faults, ALoadOutlastsWhatPassesAndNoticesWhatIsChanged) {
   }
 }
 
-TEST_F(S3Faults, OfTwoSavesOfOneNameOneWins) {
-  S3Server server;
-  for (int round = 0; round < 20; ++round) {
-    const auto a = Open(server);
-    const auto b = Open(server);
-    Status first;
-    Status second;
-    {
-      const std::jthread one([&] { first = SaveBoth(old_, *a, false); });
-      const std::jthread other([&] { second = SaveBoth(new_, *b, false); });
-    }
-    EXPECT_TRUE(first.ok() || second.ok()) << first.ToString() << " / " << second.ToString();
-    EXPECT_FALSE(first.ok() && second.ok());
-    EXPECT_EQ(Seen(*a), first.ok() ? 1 : 2);
-    EXPECT_TRUE(IsOk(RemoveCheckpoint(kPath, DryRun::kNo, *a).status()));
-    EXPECT_TRUE(server.objects().empty());
-  }
-}
-
 TEST_F(S3Faults, ASaveThatTwoOthersHaveOvertakenFails) {
   S3Server server;
   const auto storage = Open(server);
@@ -137,33 +67,6 @@ TEST_F(S3Faults, ASaveThatTwoOthersHaveOvertakenFails) {
   EXPECT_EQ(server.objects(), objects);
 }
 
-TEST_F(S3Faults, ARecordWhoseFateIsNotKnownKeepsItsData) {
-  // Each answer to the record's PUT is lost; the first try is carried out, or only much later.
-  for (const bool applied : {true, false}) {
-    S3Server server;
-    auto settings = QuickSettings(server);
-    settings.retry.patience = std::chrono::milliseconds(30);
-    s3::S3Storage storage(settings, [] { return s3::Credentials{"key", "secret", ""}; });
-    ASSERT_TRUE(IsOk(SaveBoth(old_, storage, false)));
-    std::string record;
-    bool done = false;
-    server.SetScript([&](const S3Request& request, int) {
-      const bool is_record = request.method == "PUT" && request.path.ends_with("varve-2.json");
-      if (is_record && !done) {
-        record = request.body;
-        done = true;
-        return applied ? S3Fault::kResetAfter : S3Fault::kUnavailable;
-      }
-      return done ? S3Fault::kUnavailable : S3Fault::kNone;
-    });
-    EXPECT_TRUE(
-        FailsWith(SaveBoth(new_, storage, true), StatusCode::kUnavailable, {"its data were kept"}));
-    server.SetScript({});
-    server.Put("bucket/run/step-1/varve-2.json", record);
-    EXPECT_EQ(Seen(storage), 2);
-  }
-}
-
 TEST_F(S3Faults, GarbageCollectionKeepsWhatIsBelowABrokenRecord) {
   S3Server server;
   const auto storage = Open(server);
@@ -177,18 +80,6 @@ TEST_F(S3Faults, GarbageCollectionKeepsWhatIsBelowABrokenRecord) {
   EXPECT_TRUE(report->removed.empty());
   ASSERT_TRUE(IsOk(storage->Remove(std::string(kPath) + "/varve-2.json")));
   EXPECT_EQ(Seen(*storage), 1);
-}
-
-TEST_F(S3Faults, ARemovalBesideASaveLeavesWhatTheSaveWrites) {
-  S3Server server;
-  const auto storage = Open(server);
-  ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
-  const std::string live = "bucket/run/step-1/varve-data-" + std::string(32, 'c') + "/data";
-  ASSERT_TRUE(IsOk(WriteWholeFile(*storage, "s3://" + live, "of a save under way")));
-  server.SetTime("2026-01-01T12:00:00.000Z", "Thu, 01 Jan 2026 13:00:00 GMT");
-  ASSERT_TRUE(IsOk(RemoveCheckpoint(kPath, DryRun::kNo, *storage).status()));
-  EXPECT_EQ(server.objects().size(), 1U);
-  EXPECT_TRUE(server.objects().contains(live));
 }
 
 TEST_F(S3Faults, ARemovalLeavesTheCheckpointThatIsPublishedInItsMidst) {
@@ -219,7 +110,8 @@ TEST_F(S3Faults, ARemovalTakesNoListOfOtherNames) {
   const auto storage = Open(server);
   server.Put("bucket/other/x", "1");
   const std::string list =
-      "<ListBucketResult><Contents><Key>other/x</Key><Size>1</Size></Contents></ListBucketResult>";
+      "<ListBucketResult><Contents><Key>other/x</"
+      "Key><Size>1</Size></Contents></ListBucketResult>";
   for (const char* const path : {"/bucket", "/bucket/"}) {
     server.SetPage(path, list);
   }
@@ -246,17 +138,6 @@ TEST_F(S3Faults, AnOverwriteRemovesAllOfWhatItReplaces) {
   ASSERT_TRUE(IsOk(SaveBoth(new_, *storage, true)));
   EXPECT_EQ(server.objects().size(), objects);
   EXPECT_EQ(server.open_uploads(), 0U);
-}
-
-TEST_F(S3Faults, AReaderOfAReplacedCheckpointIsToldSo) {
-  S3Server server;
-  const auto storage = Open(server);
-  ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
-  const auto reader = CheckpointReader::Open(kPath, *storage);
-  ASSERT_TRUE(reader.ok());
-  ASSERT_TRUE(IsOk(SaveBoth(new_, *storage, true)));
-  EXPECT_TRUE(FailsWith(ReadContent(**reader).status(), StatusCode::kFailedPrecondition,
-                        {"overwritten by another save"}));
 }
 
 TEST_F(S3Faults, AServerThatIgnoresIfNoneMatchIsFoundOut) {
@@ -317,34 +198,30 @@ TEST_F(S3Faults, AListShowsWhatSavesHaveWrittenAndNotPublished) {
 
 TEST_F(S3Faults, GarbageCollectionOutlastsWhatPassesAndNeverTakesTheCheckpoint) {
   const std::string dead = std::string(kPath) + "/varve-data-" + std::string(32, 'a');
-  const std::string text(20'000, 'x');
-  int requests = 0;  // As many as gc has made so far.
-  for (const S3Fault fault :
-       {S3Fault::kUnavailable, S3Fault::kResetBefore, S3Fault::kResetAfter, S3Fault::kInternalLate,
-        S3Fault::kTruncated, S3Fault::kCorrupted, S3Fault::kRefused}) {
-    for (int at = 0; at == 0 || at < requests; at += kStep) {
-      S3Server server;
-      const auto storage = Open(server);
-      ASSERT_TRUE(IsOk(SaveBoth(new_, *storage, false)));
-      const auto whole = server.objects();
-      server.Put((dead + "/data").substr(5), "left by a dead save");
-      auto open = storage->OpenForWrite(dead + "/upload", {});
-      ASSERT_TRUE(IsOk((*open)->WriteAt(0, AsByteSpan(text))));
-      ASSERT_EQ(server.open_uploads(), 1U);
-      server.SetScript(
-          [&](const S3Request&, int index) { return index == at ? fault : S3Fault::kNone; });
-      const Status collected = CollectGarbage("s3://bucket/run", DryRun::kNo, *storage).status();
-      requests = std::max(requests, server.requests());
-      server.SetScript({});
-      const bool passes = fault != S3Fault::kCorrupted && fault != S3Fault::kRefused;
-      EXPECT_TRUE(!passes || collected.ok()) << "request " << at << ": " << collected.ToString();
-      EXPECT_EQ(Seen(*storage), 2) << "request " << at << ", fault " << static_cast<int>(fault);
-      EXPECT_TRUE(IsOk(CollectGarbage("s3://bucket/run", DryRun::kNo, *storage).status()));
-      EXPECT_EQ(server.objects(), whole);
-      EXPECT_EQ(server.open_uploads(), 0U);
-    }
-  }
-  EXPECT_GE(requests, 5);
+  std::map<std::string, std::string> whole;
+  std::vector<std::unique_ptr<WritableFile>> open;
+  WithEachFault(
+      And(kPassing, {S3Fault::kCorrupted, S3Fault::kRefused}),
+      [&](S3Server& server, Storage& storage) {
+        open.clear();
+        EXPECT_TRUE(IsOk(SaveBoth(new_, storage, false)));
+        whole = server.objects();
+        server.Put((dead + "/data").substr(5), "left by a dead save");
+        open = BeginUploads(storage, {dead + "/upload"});
+        EXPECT_EQ(server.open_uploads(), 1U);
+      },
+      [](Storage& storage) {
+        return CollectGarbage("s3://bucket/run", DryRun::kNo, storage).status();
+      },
+      [&](Run& run) {
+        const bool passes = run.fault != S3Fault::kCorrupted && run.fault != S3Fault::kRefused;
+        EXPECT_TRUE(!passes || run.outcome.ok()) << run.what;
+        EXPECT_EQ(Seen(*run.storage), 2) << run.what;
+        EXPECT_TRUE(IsOk(CollectGarbage("s3://bucket/run", DryRun::kNo, *run.storage).status()));
+        EXPECT_EQ(run.server.objects(), whole);
+        EXPECT_EQ(run.server.open_uploads(), 0U);
+        open.clear();
+      });
 }
 
 TEST_F(S3Faults, UploadsOfADeadSaveAreGarbageAndThoseOfOthersStay) {

@@ -4,26 +4,36 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "base/bytes.h"
-#include "catalogue/foreign.h"
 #include "crash/saves.h"
 #include "crash/states.h"
 #include "storage/s3/s3_storage.h"
 #include "support/s3_server.h"
 #include "support/sanitized.h"
 #include "support/status_matchers.h"
-#include "varve/catalogue.h"
 
 namespace varve::test {
 
 inline constexpr const char* kS3Path = "s3://bucket/run/step-1";
 inline constexpr int kS3Ranks = 2;
+/// After which a request that is sent again is carried out.
+inline const std::vector<S3Fault> kPassing = {S3Fault::kUnavailable, S3Fault::kResetBefore,
+                                              S3Fault::kResetAfter, S3Fault::kInternalLate,
+                                              S3Fault::kTruncated};
+
+/// Returns `faults` and more.
+inline std::vector<S3Fault> And(std::vector<S3Fault> faults, std::initializer_list<S3Fault> more) {
+  faults.insert(faults.end(), more);
+  return faults;
+}
 
 /// Settings with which a retry takes an instant, and a data file has several parts.
 inline s3::Settings QuickSettings(const S3Server& server) {
@@ -92,91 +102,82 @@ class S3Faults : public testing::Test {
     return Holds(*content, old_) ? 1 : 2;
   }
 
+  /// Returns the number, 1 or 2, that all elements of its two tensors are: 0 for no checkpoint.
+  static int SeenNumber(Storage& storage, std::size_t elements) {
+    const auto content = ReadContent(kS3Path, storage);
+    if (!content.ok()) {
+      return 0;
+    }
+    EXPECT_EQ(content->tensors.size(), 2U);
+    for (int number = 1; number < 3; ++number) {
+      const std::vector<float> want(elements, static_cast<float>(number));
+      const std::string bytes(AsText(std::as_bytes(std::span(want))));
+      if (std::all_of(content->tensors.begin(), content->tensors.end(),
+                      [&](const auto& tensor) { return tensor.second.ends_with(bytes); })) {
+        return number;
+      }
+    }
+    ADD_FAILURE() << "a mix";
+    return 0;
+  }
+
   /// DCP makes a structure of its own, of the names.
   [[nodiscard]] bool Holds(const Content& content, const JobState& job) const {
     return content.tensors == job.content().tensors && content.objects == job.content().objects &&
            (format_ != Format::kVarve || content.structure == job.content().structure);
   }
 
-  /// Runs a save once for each of its requests and each fault. `overwrite`: over the old state.
-  void SaveWithEachFault(const std::vector<S3Fault>& faults, bool overwrite, bool must_succeed) {
-    int requests = 0;  // As many as a save has made so far. The first has no fault.
+  /// One run of what a test does, on a server of its own.
+  struct Run {
+    S3Server server;
+    std::unique_ptr<s3::S3Storage> storage;
+    S3Fault fault = S3Fault::kNone;
+    Status outcome;
+    std::string what;  ///< "request 7, fault 2: ...".
+  };
+  using Prepare = std::function<void(S3Server&, Storage&)>;
+  using Act = std::function<Status(Storage&)>;
+  using Judge = std::function<void(Run&)>;
+
+  /// Runs `act` once for each of its requests and each fault, which that request meets. `prepare`
+  /// fills the server before, and `judge` looks at it afterwards.
+  void WithEachFault(const std::vector<S3Fault>& faults, const Prepare& prepare, const Act& act,
+                     const Judge& judge) {
+    int requests = 0;  // As many as `act` has made so far. The first run has no fault.
     for (const S3Fault fault : faults) {
       for (int at = requests == 0 ? -1 : 0; at < requests; at += at < 0 ? 1 : kStep) {
-        S3Server server;
-        const auto storage = Open(server);
-        if (overwrite) {
-          ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
-        }
-        server.SetScript(
-            [&](const S3Request&, int index) { return index == at ? fault : S3Fault::kNone; });
-        const Status saved = SaveBoth(new_, *storage, overwrite);
-        requests = std::max(requests, server.requests());
-        server.SetScript({});
-        const int seen = Seen(*storage);
-        EXPECT_TRUE(saved.ok() || !must_succeed) << "request " << at << ": " << saved.ToString();
-        EXPECT_EQ(seen, saved.ok()  ? 2
-                        : overwrite ? 1
-                                    : 0)
-            << "request " << at << ", fault " << static_cast<int>(fault) << ": "
-            << saved.ToString();
-        if (!saved.ok()) {
-          EXPECT_NE(saved.message().find("s3://bucket/"), std::string::npos) << saved.ToString();
-          EXPECT_EQ(saved.message().find("secret"), std::string::npos) << saved.ToString();
-        }
-        // Nothing that is left keeps the next save from its name.
-        EXPECT_TRUE(IsOk(SaveBoth(new_, *storage, true)));
-        EXPECT_EQ(Seen(*storage), 2);
+        const int made = RunOnce(
+            fault, at, [&](int index) { return index == at ? fault : S3Fault::kNone; }, prepare,
+            act, judge);
+        requests = std::max(requests, made);
       }
     }
-    EXPECT_GE(requests, 10);
+    EXPECT_GE(requests, 5);
   }
 
-  /// Checks that there is nothing but the index `name` and what it names.
-  static void ExpectNothingBut(const std::string& name, const S3Server& server, Storage& storage) {
-    const std::string directory = "bucket/run/step-1/";
-    const auto names = ForeignFileNames(storage, kS3Path);
-    for (const auto& [key, content] : server.objects()) {
-      const std::string file = key.substr(directory.size());
-      EXPECT_TRUE(file == name ||
-                  (names.ok() && std::find(names->begin(), names->end(), file) != names->end()))
-          << key;
+  /// Lets `act` die at each of its requests, which is not carried out, or is.
+  void WithEachDeath(const Prepare& prepare, const Act& act, const Judge& judge) {
+    for (const S3Fault last : {S3Fault::kRefused, S3Fault::kResetAfter}) {
+      int at = 0;
+      const auto script = [&](int index) {
+        return index < at ? S3Fault::kNone : index == at ? last : S3Fault::kRefused;
+      };
+      while (RunOnce(last, at, script, prepare, act, judge) > at) {  // Else it has ended before.
+        at += kStep;
+      }
+      EXPECT_GE(at, 5);
     }
+  }
+
+  /// Checks that there is the checkpoint that is `seen`, and nothing else below the run.
+  void ExpectNothingBut(int seen, const S3Server& server) {
+    if (objects_of_one_ == 0) {
+      S3Server other;
+      EXPECT_TRUE(IsOk(SaveBoth(new_, *Open(other), false)));
+      objects_of_one_ = other.objects().size();
+    }
+    EXPECT_EQ(server.objects().size(), seen == 0 ? 0 : objects_of_one_);
     EXPECT_EQ(server.open_uploads(), 0U);
-  }
-
-  /// Lets a save die at each of its requests, whose index is `name`. What is there must open, and
-  /// be all that gc leaves.
-  void DieAtEachRequest(const std::string& name) {
-    for (const bool overwrite : {false, true}) {
-      // The request at which it dies is not carried out, or is.
-      for (const S3Fault last : {S3Fault::kRefused, S3Fault::kResetAfter}) {
-        bool dies = true;
-        for (int at = 0; dies; at += kStep) {
-          S3Server server;
-          const auto storage = Open(server);
-          if (overwrite) {
-            ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
-          }
-          server.SetScript([&](const S3Request&, int index) {
-            return index < at ? S3Fault::kNone : index == at ? last : S3Fault::kRefused;
-          });
-          const Status saved = SaveBoth(new_, *storage, overwrite);
-          dies = server.requests() > at;  // Else it has ended before.
-          server.SetScript({});
-          const int seen = Seen(*storage);
-          EXPECT_TRUE(!saved.ok() || seen == 2) << "request " << at;
-          EXPECT_TRUE(!overwrite || seen != 0) << "request " << at << ": " << saved.ToString();
-          const Status collected =
-              CollectGarbage("s3://bucket/run", DryRun::kNo, *storage).status();
-          EXPECT_TRUE(collected.ok() || collected.code() == StatusCode::kNotFound);
-          EXPECT_EQ(Seen(*storage), seen) << "request " << at;
-          ExpectNothingBut(name, server, *storage);
-          EXPECT_TRUE(IsOk(SaveBoth(new_, *storage, true))) << "request " << at;
-          EXPECT_EQ(Seen(*storage), 2);
-        }
-      }
-    }
   }
 
   const Format format_;
@@ -184,6 +185,26 @@ class S3Faults : public testing::Test {
   static constexpr int kStep = kSanitized ? 12 : 1;  // Each is two saves and more.
   JobState old_{1, ranks_, 200};
   JobState new_{2, ranks_, 200};
+
+ private:
+  /// Returns how many requests `act` has made.
+  int RunOnce(S3Fault fault, int at, const std::function<S3Fault(int)>& script,
+              const Prepare& prepare, const Act& act, const Judge& judge) {
+    Run run;
+    run.storage = Open(run.server);
+    run.fault = fault;
+    prepare(run.server, *run.storage);
+    run.server.SetScript([&](const S3Request&, int index) { return script(index); });
+    run.outcome = act(*run.storage);
+    const int requests = run.server.requests();
+    run.server.SetScript({});
+    run.what = "request " + std::to_string(at) + ", fault " +
+               std::to_string(static_cast<int>(fault)) + ": " + run.outcome.ToString();
+    judge(run);
+    return requests;
+  }
+
+  std::size_t objects_of_one_ = 0;  // That a checkpoint consists of; 0: not known yet.
 };
 
 }  // namespace varve::test

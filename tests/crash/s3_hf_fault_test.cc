@@ -2,7 +2,6 @@
 // server. See publish/index_commit.cc.
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,25 +46,10 @@ class S3FaultsOfHf : public S3Faults {
     return Convert(SourceOf(number), kS3Path, options, storage).status();
   }
 
-  /// Returns the number of the checkpoint that a reader sees: 0 for none.
   static int SeenNumber(Storage& storage) {
-    const auto content = ReadContent(kS3Path, storage);
-    if (!content.ok()) {
-      EXPECT_EQ(content.status().code(), StatusCode::kNotFound) << content.status().ToString();
-      return 0;
-    }
-    EXPECT_EQ(content->tensors.size(), 2U);
-    for (int number = 1; number < 3; ++number) {
-      const std::vector<float> want(2000, static_cast<float>(number));
-      std::string bytes(want.size() * sizeof(float), '\0');
-      std::memcpy(bytes.data(), want.data(), bytes.size());
-      if (content->tensors.at("a").ends_with(bytes) && content->tensors.at("b").ends_with(bytes)) {
-        EXPECT_TRUE(Verify(kS3Path, storage)->clean());
-        return number;
-      }
-    }
-    ADD_FAILURE() << "a mix";
-    return 0;
+    const int seen = S3Faults::SeenNumber(storage, 2000);
+    EXPECT_TRUE(seen == 0 || Verify(kS3Path, storage)->clean());
+    return seen;
   }
 
   /// Checks that there is nothing but the index, what it names, and the side file.
@@ -84,34 +68,26 @@ class S3FaultsOfHf : public S3Faults {
 
 TEST_F(S3FaultsOfHf, AfterADeathAtAnyRequestOneFolderOpensAndGarbageGoes) {
   for (const bool overwrite : {false, true}) {
-    for (const S3Fault last : {S3Fault::kRefused, S3Fault::kResetAfter}) {
-      bool dies = true;
-      for (int at = 0; dies; at += kStep) {
-        S3Server server;
-        const auto storage = Open(server);
-        SaveSource(1, *storage);
-        SaveSource(2, *storage);
-        if (overwrite) {
-          ASSERT_TRUE(IsOk(ConvertIt(1, *storage, false)));
-        }
-        server.SetScript([&](const S3Request&, int index) {
-          return index < at ? S3Fault::kNone : index == at ? last : S3Fault::kRefused;
+    WithEachDeath(
+        [&](S3Server&, Storage& storage) {
+          SaveSource(1, storage);
+          SaveSource(2, storage);
+          EXPECT_TRUE(!overwrite || IsOk(ConvertIt(1, storage, false)));
+        },
+        [&](Storage& storage) { return ConvertIt(2, storage, overwrite); },
+        [&](Run& run) {
+          const int seen = SeenNumber(*run.storage);
+          EXPECT_TRUE(!run.outcome.ok() || seen == 2) << run.what;
+          EXPECT_TRUE(!overwrite || seen != 0) << run.what;
+          const Status collected =
+              CollectGarbage("s3://bucket/run", DryRun::kNo, *run.storage).status();
+          EXPECT_TRUE(collected.ok() || collected.code() == StatusCode::kNotFound);
+          EXPECT_EQ(SeenNumber(*run.storage), seen) << run.what;
+          ExpectNothingElse(run.server, *run.storage);
+          // Nothing that is left keeps the next one from its name.
+          EXPECT_TRUE(IsOk(ConvertIt(2, *run.storage, true))) << run.what;
+          EXPECT_EQ(SeenNumber(*run.storage), 2);
         });
-        const Status made = ConvertIt(2, *storage, overwrite);
-        dies = server.requests() > at;  // Else it has ended before.
-        server.SetScript({});
-        const int seen = SeenNumber(*storage);
-        EXPECT_TRUE(!made.ok() || seen == 2) << "request " << at;
-        EXPECT_TRUE(!overwrite || seen != 0) << "request " << at << ": " << made.ToString();
-        const Status collected = CollectGarbage("s3://bucket/run", DryRun::kNo, *storage).status();
-        EXPECT_TRUE(collected.ok() || collected.code() == StatusCode::kNotFound);
-        EXPECT_EQ(SeenNumber(*storage), seen) << "request " << at;
-        ExpectNothingElse(server, *storage);
-        // Nothing that is left keeps the next one from its name.
-        EXPECT_TRUE(IsOk(ConvertIt(2, *storage, true))) << "request " << at;
-        EXPECT_EQ(SeenNumber(*storage), 2);
-      }
-    }
   }
 }
 
@@ -162,6 +138,25 @@ TEST_F(S3FaultsOfHf, AnOverwriteReplacesTheFolderOfAnotherProgram) {
   const auto removed = RemoveCheckpoint(kS3Path, DryRun::kYes, *storage);
   ASSERT_TRUE(IsOk(removed));
   EXPECT_TRUE(removed->others.empty());
+}
+
+TEST_F(S3FaultsOfHf, APieceThatIsDamagedIsNotPublished) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
+  bool damaged = false;
+  server.SetScript([&](const S3Request& request, int) {
+    const bool is_piece =
+        request.method == "GET" && request.path.find("/varve-pieces/data-") != std::string::npos;
+    damaged = damaged || is_piece;
+    return is_piece ? S3Fault::kCorrupted : S3Fault::kNone;
+  });
+  const Status saved = SaveBoth(new_, *storage, true);
+  server.SetScript({});
+  EXPECT_TRUE(damaged);
+  EXPECT_TRUE(FailsWith(saved, StatusCode::kDataLoss, {"varve-pieces/data-"}));
+  EXPECT_EQ(Seen(*storage), 1);
+  ExpectNothingBut(1, server);
 }
 
 }  // namespace

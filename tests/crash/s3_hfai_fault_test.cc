@@ -2,7 +2,6 @@
 // make of an S3 server. Objects have fixed names there; see publish/fixed_names.cc.
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -53,6 +52,17 @@ class S3FaultsOfHfai : public S3Faults {
     return *outcomes[0];
   }
 
+  static Prepare Before(bool overwrite) {
+    return [overwrite](S3Server&, Storage& storage) {
+      EXPECT_TRUE(!overwrite || IsOk(SaveParts(1, storage, Overwrite::kNever)));
+    };
+  }
+  static Act SaveSecond(bool overwrite) {
+    return [overwrite](Storage& storage) {
+      return SaveParts(2, storage, overwrite ? Overwrite::kInPlace : Overwrite::kNever);
+    };
+  }
+
   /// Returns how many objects the checkpoint's directory has.
   static std::size_t ObjectsIn(const S3Server& server) {
     const auto objects = server.objects();
@@ -61,89 +71,39 @@ class S3FaultsOfHfai : public S3Faults {
         [](const auto& object) { return object.first.starts_with("bucket/run/step-1/"); }));
   }
 
-  /// Returns the number of the checkpoint that a reader sees: 0 for none.
-  static int SeenNumber(Storage& storage) {
-    const auto content = ReadContent(kS3Path, storage);
-    if (!content.ok()) {
-      return 0;
-    }
-    EXPECT_EQ(content->tensors.size(), 2U);
-    for (int number = 1; number < 3; ++number) {
-      const std::vector<float> want(kElements, static_cast<float>(number));
-      std::string bytes(want.size() * sizeof(float), '\0');
-      std::memcpy(bytes.data(), want.data(), bytes.size());
-      bool all = true;
-      for (const auto& [name, got] : content->tensors) {
-        all = all && got.ends_with(bytes);
-      }
-      if (all) {
-        return number;
-      }
-    }
-    ADD_FAILURE() << "a mix";
-    return 0;
-  }
+  static int SeenNumber(Storage& storage) { return S3Faults::SeenNumber(storage, kElements); }
 };
 
 TEST_F(S3FaultsOfHfai, ASaveIsWholeOrIsNotSeenWhateverFails) {
   for (const bool overwrite : {false, true}) {
-    int requests = 0;  // As many as a save has made so far.
-    for (const S3Fault fault : {S3Fault::kUnavailable, S3Fault::kResetBefore, S3Fault::kResetAfter,
-                                S3Fault::kInternalLate, S3Fault::kTruncated, S3Fault::kRefused}) {
-      for (int at = 0; at <= requests; at += kStep) {
-        S3Server server;
-        const auto storage = Open(server);
-        if (overwrite) {
-          ASSERT_TRUE(IsOk(SaveParts(1, *storage, Overwrite::kNever)));
-        }
-        server.SetScript(
-            [&](const S3Request&, int index) { return index == at ? fault : S3Fault::kNone; });
-        const Status saved =
-            SaveParts(2, *storage, overwrite ? Overwrite::kInPlace : Overwrite::kNever);
-        requests = std::max(requests, server.requests());
-        server.SetScript({});
-        const int seen = SeenNumber(*storage);
-        EXPECT_TRUE(saved.ok() || fault == S3Fault::kRefused) << saved.ToString();
-        EXPECT_TRUE(saved.ok() ? seen == 2 : seen == 0 || (overwrite && seen == 1))
-            << "request " << at << ", fault " << static_cast<int>(fault) << ": " << seen << ", "
-            << saved.ToString();
-        EXPECT_TRUE(IsOk(SaveParts(2, *storage, Overwrite::kInPlace)));
-        EXPECT_EQ(SeenNumber(*storage), 2);
-        EXPECT_EQ(ObjectsIn(server), 3U) << "request " << at;
-        EXPECT_TRUE(server.objects().contains(kMark));
-        EXPECT_EQ(server.open_uploads(), 0U) << "request " << at;
-      }
-      EXPECT_GE(requests, 10);
-    }
+    WithEachFault(
+        And(kPassing, {S3Fault::kRefused}), Before(overwrite), SaveSecond(overwrite),
+        [&](Run& run) {
+          const int seen = SeenNumber(*run.storage);
+          EXPECT_TRUE(run.outcome.ok() || run.fault == S3Fault::kRefused) << run.what;
+          EXPECT_TRUE(run.outcome.ok() ? seen == 2 : seen == 0 || (overwrite && seen == 1))
+              << run.what << seen;
+          EXPECT_TRUE(IsOk(SaveParts(2, *run.storage, Overwrite::kInPlace)));
+          EXPECT_EQ(SeenNumber(*run.storage), 2);
+          EXPECT_EQ(ObjectsIn(run.server), 3U) << run.what;
+          EXPECT_TRUE(run.server.objects().contains(kMark));
+          EXPECT_EQ(run.server.open_uploads(), 0U) << run.what;
+        });
   }
 }
 
 TEST_F(S3FaultsOfHfai, AfterADeathAtAnyRequestNothingHalfIsSeenAndADayLaterItGoes) {
   for (const bool overwrite : {false, true}) {
-    for (const S3Fault last : {S3Fault::kRefused, S3Fault::kResetAfter}) {
-      bool dies = true;
-      for (int at = 0; dies; at += kStep) {
-        S3Server server;
-        const auto storage = Open(server);
-        if (overwrite) {
-          ASSERT_TRUE(IsOk(SaveParts(1, *storage, Overwrite::kNever)));
-        }
-        server.SetScript([&](const S3Request&, int index) {
-          return index < at ? S3Fault::kNone : index == at ? last : S3Fault::kRefused;
-        });
-        const Status saved =
-            SaveParts(2, *storage, overwrite ? Overwrite::kInPlace : Overwrite::kNever);
-        dies = server.requests() > at;  // Else it has ended before.
-        server.SetScript({});
-        const int seen = SeenNumber(*storage);
-        EXPECT_TRUE(saved.ok() ? seen == 2 : seen != 1 || overwrite) << "request " << at;
-        const Status collected = CollectGarbage("s3://bucket/run", DryRun::kNo, *storage).status();
-        EXPECT_TRUE(collected.ok() || collected.code() == StatusCode::kNotFound);
-        EXPECT_EQ(SeenNumber(*storage), seen) << "request " << at;
-        EXPECT_FALSE(server.objects().contains(kClaim));
-        EXPECT_EQ(server.open_uploads(), 0U);
-      }
-    }
+    WithEachDeath(Before(overwrite), SaveSecond(overwrite), [&](Run& run) {
+      const int seen = SeenNumber(*run.storage);
+      EXPECT_TRUE(run.outcome.ok() ? seen == 2 : seen != 1 || overwrite) << run.what;
+      const Status collected =
+          CollectGarbage("s3://bucket/run", DryRun::kNo, *run.storage).status();
+      EXPECT_TRUE(collected.ok() || collected.code() == StatusCode::kNotFound);
+      EXPECT_EQ(SeenNumber(*run.storage), seen) << run.what;
+      EXPECT_FALSE(run.server.objects().contains(kClaim));
+      EXPECT_EQ(run.server.open_uploads(), 0U);
+    });
   }
 }
 

@@ -41,41 +41,31 @@ class S3Apart : public S3Faults {
     return *content == old_.content() ? 1 : 2;
   }
 
-  void SaveWithFaultAt(int at, S3Fault fault, bool overwrite, int* requests) {
-    S3Server server;
-    const auto storage = Open(server);
-    if (overwrite) {
-      ASSERT_TRUE(IsOk(SaveRanks(old_, 1, {0, 1}, *storage, false)));
-    }
-    server.SetScript(
-        [&](const S3Request&, int index) { return index == at ? fault : S3Fault::kNone; });
-    const Status saved = SaveRanks(new_, 2, {0, 1}, *storage, overwrite);
-    *requests = std::max(*requests, server.requests());
-    server.SetScript({});
-    const int seen = SeenWhole(*storage);
-    const std::string what = "request " + std::to_string(at) + ", fault " +
-                             std::to_string(static_cast<int>(fault)) + ": " + saved.ToString();
-    EXPECT_TRUE(saved.ok() || fault == S3Fault::kRefused) << what;
-    // A rank whose removal of the old save is refused fails, and the new one is whole by then.
-    EXPECT_TRUE(seen == 2 || (!saved.ok() && seen == (overwrite ? 1 : 0))) << what << seen;
-    EXPECT_TRUE(IsOk(SaveRanks(new_, 3, {1, 0}, *storage, true))) << what;
-    EXPECT_EQ(SeenWhole(*storage), 2) << what;
-    EXPECT_EQ(server.objects().size(), 2U) << what;
-    // An upload whose beginning got no answer is left, and old enough by the server's time.
-    EXPECT_TRUE(IsOk(CollectGarbage("s3://bucket/run", DryRun::kNo, *storage).status())) << what;
-    EXPECT_EQ(server.open_uploads(), 0U) << what;
-    EXPECT_EQ(SeenWhole(*storage), 2) << what;
+  void SaveWithEach(bool overwrite) {
+    const auto both = std::vector<int>{0, 1};
+    WithEachFault(
+        And(kPassing, {S3Fault::kRefused}),
+        [&](S3Server&, Storage& storage) {
+          EXPECT_TRUE(!overwrite || IsOk(SaveRanks(old_, 1, both, storage, false)));
+        },
+        [&](Storage& storage) { return SaveRanks(new_, 2, both, storage, overwrite); },
+        [&](Run& run) { JudgeAfter(overwrite, run); });
   }
 
-  void SaveWithEach(bool overwrite) {
-    int requests = 0;
-    for (const S3Fault fault : {S3Fault::kUnavailable, S3Fault::kResetBefore, S3Fault::kResetAfter,
-                                S3Fault::kInternalLate, S3Fault::kTruncated, S3Fault::kRefused}) {
-      for (int at = requests == 0 ? -1 : 0; at < requests; at += at < 0 ? 1 : kStep) {
-        SaveWithFaultAt(at, fault, overwrite, &requests);
-      }
-    }
-    EXPECT_GE(requests, 10);
+  void JudgeAfter(bool overwrite, Run& run) {
+    const int seen = SeenWhole(*run.storage);
+    EXPECT_TRUE(run.outcome.ok() || run.fault == S3Fault::kRefused) << run.what;
+    // A rank whose removal of the old save is refused fails, and the new one is whole by then.
+    EXPECT_TRUE(seen == 2 || (!run.outcome.ok() && seen == (overwrite ? 1 : 0)))
+        << run.what << seen;
+    EXPECT_TRUE(IsOk(SaveRanks(new_, 3, {1, 0}, *run.storage, true))) << run.what;
+    EXPECT_EQ(SeenWhole(*run.storage), 2) << run.what;
+    EXPECT_EQ(run.server.objects().size(), 2U) << run.what;
+    // An upload whose beginning got no answer is left, and old enough by the server's time.
+    EXPECT_TRUE(IsOk(CollectGarbage("s3://bucket/run", DryRun::kNo, *run.storage).status()))
+        << run.what;
+    EXPECT_EQ(run.server.open_uploads(), 0U) << run.what;
+    EXPECT_EQ(SeenWhole(*run.storage), 2) << run.what;
   }
 };
 

@@ -3,7 +3,6 @@
 #include <charconv>
 #include <cstdint>
 #include <ctime>
-#include <random>
 #include <utility>
 
 #include <curl/curl.h>
@@ -16,19 +15,6 @@
 
 namespace varve::http {
 namespace {
-
-/// Returns a random number, that of a simulation where there is one.
-std::uint64_t Random() {
-  if (const auto simulated = SimulatedRandom()) {
-    return *simulated;
-  }
-  thread_local std::mt19937_64 engine{std::random_device{}()};
-  return engine();
-}
-
-std::int64_t UnixSeconds() {
-  return std::chrono::duration_cast<std::chrono::seconds>(TimeOfDay()).count();
-}
 
 /// Waits for a retry. Errors: Cancelled.
 Status SleepUnlessStopped(std::chrono::milliseconds wait) {
@@ -91,7 +77,7 @@ Result<HttpResponse> SendUntilAnswered(const Attempts& attempts, const SendFunct
       first_failure = Now();
     }
     const auto elapsed = first_failure ? Now() - *first_failure : TimePoint::duration::zero();
-    state = Step(state, answer, attempts.policy, Random(),
+    state = Step(state, answer, attempts.policy, RandomNumber(),
                  std::chrono::duration_cast<std::chrono::milliseconds>(elapsed));
     if (state.is == RequestIs::kDone) {
       return response;

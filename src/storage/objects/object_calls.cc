@@ -1,6 +1,10 @@
 #include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <memory>
 #include <utility>
 
+#include "base/time_source.h"
 #include "storage/objects/object_storage.h"
 #include "storage/objects/registry.h"
 #include "varve/stop.h"
@@ -14,16 +18,28 @@ Status CheckNotStopped(const std::string& what) {
              : Status::Ok();
 }
 
-/// Calls the store, unless the thread was asked to stop.
+const std::string& MessageOf(const Status& status) { return status.message(); }
+template <class T>
+const std::string& MessageOf(const Result<T>& result) {
+  return result.status().message();
+}
+
+/// Does `action` with the object at `path`, unless the thread was asked to stop.
 template <class Call>
-auto Try(const std::string& what, const Call& call) -> decltype(call()) {
-  VARVE_RETURN_IF_ERROR(CheckNotStopped(what));
-  return call().Annotate(what);
+auto Try(const std::string& action, const std::string& path, const Call& call) -> decltype(call()) {
+  VARVE_RETURN_IF_ERROR(CheckNotStopped(action + path));
+  auto result = call();
+  return result.ok() || MessageOf(result).find(path) != std::string::npos
+             ? std::move(result)
+             : std::move(result).Annotate(action + path);
 }
 
 /// Returns why an entry cannot be in the list of `prefix`; empty where it can.
 std::string WhyMisplaced(const StoreEntry& object, const std::string& prefix, bool unfinished) {
   const std::string quoted = "\"" + object.name + "\"";
+  if (object.is_folder && object.name + "/" == prefix) {
+    return {};
+  }
   if (object.name.size() <= prefix.size() || !object.name.starts_with(prefix)) {
     return quoted + ", which does not lie below it";
   }
@@ -38,7 +54,34 @@ std::string WhyMisplaced(const StoreEntry& object, const std::string& prefix, bo
 
 }  // namespace
 
-Result<std::string> ObjectCalls::NameOf(const std::string& path) const {
+Status ObjectStore::ReadParts(const std::string& name, std::uint64_t offset,
+                              std::span<const std::span<std::byte>> parts,
+                              const std::string& version) {
+  std::uint64_t bytes = 0;
+  std::size_t used = 0;
+  std::span<std::byte> only;
+  for (const std::span<std::byte> part : parts) {
+    bytes += part.size();
+    used += part.empty() ? 0 : 1;
+    only = part.empty() ? only : part;
+  }
+  if (used <= 1) {
+    return used == 0 ? Status::Ok() : Read(name, offset, only, version);
+  }
+  // A call may be a request, or wait for an interpreter: one of them, not many.
+  const auto buffer = std::make_unique_for_overwrite<std::byte[]>(bytes);
+  VARVE_RETURN_IF_ERROR(Read(name, offset, {buffer.get(), bytes}, version));
+  const std::byte* from = buffer.get();
+  for (const std::span<std::byte> part : parts) {
+    if (!part.empty()) {
+      std::memcpy(part.data(), from, part.size());
+      from += part.size();
+    }
+  }
+  return Status::Ok();
+}
+
+Result<std::string> ObjectCalls::NameOf(const std::string& path, bool is_object) const {
   if (!path.starts_with(prefix_)) {
     return InvalidArgument("\"" + path + "\" is no name of " + prefix_);
   }
@@ -47,68 +90,104 @@ Result<std::string> ObjectCalls::NameOf(const std::string& path) const {
     name.pop_back();
   }
   VARVE_RETURN_IF_ERROR(CheckRegisteredName(name));
-  return name.substr(prefix_.size());
+  name.erase(0, prefix_.size());
+  VARVE_RETURN_IF_ERROR(store_->CheckName(name, is_object));
+  return name;
 }
 
 Result<StoreEntry> ObjectCalls::Head(const std::string& name) const {
-  return Try("look for " + PathOf(name), [&] { return store_->Head(name); });
+  return Try("look for ", PathOf(name), [&] { return store_->Head(name); });
 }
 
-Status ObjectCalls::Read(const std::string& name, std::uint64_t offset, std::span<std::byte> into,
+Status ObjectCalls::Read(const std::string& name, std::uint64_t offset,
+                         std::span<const std::span<std::byte>> parts,
                          const std::string& version) const {
-  return Try("read " + std::to_string(into.size()) + " bytes at " + std::to_string(offset) +
-                 " of " + PathOf(name),
-             [&] { return store_->Read(name, offset, into, version); });
+  std::uint64_t bytes = 0;
+  for (const std::span<std::byte> part : parts) {
+    bytes += part.size();
+  }
+  return Try("read " + std::to_string(bytes) + " bytes at " + std::to_string(offset) + " of ",
+             PathOf(name), [&] { return store_->ReadParts(name, offset, parts, version); });
 }
 
 Result<std::vector<StoreEntry>> ObjectCalls::List(const std::string& prefix,
                                                   bool unfinished) const {
-  const std::string what = (unfinished ? "list uploads below " : "list ") + PathOf(prefix);
-  VARVE_ASSIGN_OR_RETURN(auto objects, Try(what, [&] { return store_->List(prefix, unfinished); }));
-  // Some stores list the folder itself, of which other programs have made an object.
-  std::erase_if(objects, [&](const StoreEntry& object) {
-    return object.is_folder && object.name + "/" == prefix;
-  });
+  const std::string action = unfinished ? "list uploads below " : "list ";
+  VARVE_ASSIGN_OR_RETURN(
+      auto objects, Try(action, PathOf(prefix), [&] { return store_->List(prefix, unfinished); }));
   for (const StoreEntry& object : objects) {
     if (const std::string why = WhyMisplaced(object, prefix, unfinished); !why.empty()) {
-      return FailedPrecondition("the store returns " + why).Annotate(what);
+      return FailedPrecondition("the store returns " + why).Annotate(action + PathOf(prefix));
     }
   }
   return objects;
 }
 
+Result<std::vector<std::string>> ObjectCalls::ListAll(const std::string& prefix) const {
+  auto listed = Try("list ", PathOf(prefix), [&] { return store_->ListAll(prefix); });
+  if (listed.status().code() != StatusCode::kUnimplemented) {
+    VARVE_RETURN_IF_ERROR(listed.status());
+    for (const std::string& name : *listed) {
+      if (!name.starts_with(prefix)) {
+        return DataLoss("list " + PathOf(prefix) + ": the store returns \"" + name +
+                        "\", which does not lie below it");
+      }
+    }
+    return listed;
+  }
+  std::vector<std::string> names;
+  VARVE_ASSIGN_OR_RETURN(const auto objects, List(prefix, /*unfinished=*/false));
+  for (const StoreEntry& object : objects) {
+    if (!object.is_folder) {
+      names.push_back(object.name);
+    } else if (object.name.size() >= prefix.size()) {  // Not the folder itself.
+      VARVE_ASSIGN_OR_RETURN(auto below, ListAll(object.name + "/"));
+      std::move(below.begin(), below.end(), std::back_inserter(names));
+    }
+  }
+  return names;
+}
+
 Status ObjectCalls::Put(const std::string& name, std::span<const std::byte> data,
                         bool if_absent) const {
-  return Try((if_absent ? "write, if absent, " : "write ") + PathOf(name),
+  return Try(if_absent ? "write, if absent, " : "write ", PathOf(name),
              [&] { return store_->Put(name, data, if_absent); });
 }
 
 Status ObjectCalls::Remove(const std::vector<std::string>& names) const {
+  const std::string more =
+      names.size() > 1 ? std::to_string(names.size()) + " objects, " : std::string();
   return names.empty()
              ? Status::Ok()
-             : Try("remove " + PathOf(names.front()) +
-                       (names.size() > 1 ? " and " + std::to_string(names.size() - 1) + " more"
-                                         : std::string()),
-                   [&] { return store_->Remove(names); });
+             : Try("remove " + more, PathOf(names.front()), [&] { return store_->Remove(names); });
 }
 
-Result<std::string> ObjectCalls::StartUpload(const std::string& name,
-                                             std::uint64_t part_bytes) const {
-  return Try("begin the upload of " + PathOf(name),
-             [&] { return store_->StartUpload(name, part_bytes); });
+Result<std::string> ObjectCalls::StartUpload(const std::string& name, std::uint64_t part_bytes,
+                                             const std::string& mark) const {
+  const std::string action = "begin the upload of ";
+  VARVE_ASSIGN_OR_RETURN(std::string id, Try(action, PathOf(name), [&] {
+                           return store_->StartMarkedUpload(name, part_bytes, mark);
+                         }));
+  return id.empty() ? Result<std::string>(FailedPrecondition(action + PathOf(name) +
+                                                             ": the store returns an empty id"))
+                    : std::move(id);
 }
 
 Result<std::string> ObjectCalls::UploadPart(const std::string& name, const std::string& upload,
                                             int number, std::span<const std::byte> data) const {
-  return Try("upload part " + std::to_string(number) + " of " + PathOf(name),
+  return Try("upload part " + std::to_string(number) + " of ", PathOf(name),
              [&] { return store_->UploadPart(name, upload, number, data); });
 }
 
 Status ObjectCalls::EndUpload(const std::string& name, const std::string& upload,
                               const std::vector<std::string>* parts) const {
-  return Try(
-      (parts != nullptr ? "complete the upload of " : "give up the upload of ") + PathOf(name),
-      [&] { return store_->EndUpload(name, upload, parts); });
+  return Try(parts != nullptr ? "complete the upload of " : "give up the upload of ", PathOf(name),
+             [&] { return store_->EndUpload(name, upload, parts); });
+}
+
+std::int64_t ObjectCalls::NowNs() const {
+  const std::int64_t now = store_->NowNs();
+  return now != 0 ? now : TimeOfDay().count();
 }
 
 }  // namespace varve

@@ -1,9 +1,7 @@
 #include "storage/objects/object_storage.h"
 
 #include <memory>
-#include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -67,43 +65,6 @@ TEST_F(RegisteredStores, TakeSchemesThatNobodyElseServes) {
   std::string content(4, ' ');
   EXPECT_TRUE(IsOk((*open)->ReadAt(0, std::as_writable_bytes(std::span(content)))));
   EXPECT_EQ(content, "text");
-}
-
-TEST_F(RegisteredStores, FilesOfAnySizeInAnyOrderByThreadsComeBack) {
-  constexpr std::uint64_t kPart = std::uint64_t{1} << 20;
-  std::mt19937 random(1);
-  for (const bool uploads : {true, false}) {
-    const auto storage = Make({.part_bytes = kPart, .uploads = uploads});
-    for (const std::uint64_t size :
-         {std::uint64_t{0}, kPart - 1, kPart, kPart + 1, 2 * kPart, 5 * kPart + 17}) {
-      std::string text(size, '\0');
-      std::generate(text.begin(), text.end(), [&] { return static_cast<char>(random()); });
-      const std::string name = "mem://b/" + std::to_string(size);
-      auto file = storage->OpenForWrite(name, {.exclusive = false});
-      ASSERT_TRUE(IsOk(file));
-      std::vector<std::pair<std::uint64_t, std::uint64_t>> writes;
-      const std::uint64_t step = kPart * 3 / 8;
-      for (std::uint64_t at = 0; at < size; at += step) {
-        writes.emplace_back(at, std::min(step, size - at));
-      }
-      std::shuffle(writes.begin(), writes.end(), random);
-      {
-        std::vector<std::jthread> threads;
-        for (std::size_t first = 0; first < 3; ++first) {
-          threads.emplace_back([&, first] {
-            for (std::size_t i = first; i < writes.size(); i += 3) {
-              EXPECT_TRUE(IsOk((*file)->WriteAt(
-                  writes[i].first,
-                  AsByteSpan(std::string_view(text).substr(writes[i].first, writes[i].second)))));
-            }
-          });
-        }
-      }
-      ASSERT_TRUE(IsOk((*file)->Sync(size)));
-      EXPECT_TRUE(Read(*storage, name) == text) << size;
-    }
-  }
-  EXPECT_EQ(store_->open_uploads(), 0U);
 }
 
 TEST_F(RegisteredStores, AFileThatIsGivenUpLeavesNothing) {

@@ -21,10 +21,6 @@ constexpr std::string_view kService = "s3";
 constexpr std::string_view kUnsigned = "UNSIGNED-PAYLOAD";
 constexpr std::size_t kSmallBody = std::size_t{1} << 20;  // Whose SHA-256 is signed.
 
-std::int64_t UnixSeconds() {
-  return std::chrono::duration_cast<std::chrono::seconds>(TimeOfDay()).count();
-}
-
 /// Returns what an answer with this HTTP status says of the server's load.
 LoadIs LoadOf(int status) {
   constexpr int kTooManyRequests = 429;
@@ -50,9 +46,10 @@ S3Client::Told S3Client::ToldOf(const std::string& bucket) const {
   return {known == regions_.end() ? settings_.region : known->second, clock_offset_};
 }
 
-std::int64_t S3Client::ServerSeconds() const {
+std::int64_t S3Client::NowNs() {
+  constexpr std::int64_t kSecond = 1'000'000'000;
   const std::scoped_lock lock(mutex_);
-  return UnixSeconds() + server_offset_;
+  return (UnixSeconds() + server_offset_) * kSecond;
 }
 
 void S3Client::NoteTime(const HttpResponse& response) {

@@ -28,7 +28,7 @@ using test::S3Server;
 constexpr const char* kAccessKey = "AKIAIOSFODNN7EXAMPLE";
 constexpr const char* kSecretKey = "wJalrXUtnFEMIxK7MDENGxbPxRfiCYEXAMPLEKEY";
 constexpr const char* kToken = "session-token-of-the-test";
-const ObjectName kObject{"b", "k"};
+constexpr const char* kName = "b/k";
 
 /// Collects the lines of all events while it exists.
 class Events {
@@ -73,7 +73,7 @@ class S3Clients : public testing::Test {
     return [] { return Credentials{kAccessKey, kSecretKey, kToken}; };
   }
   Status PutText(S3Client& client, const std::string& text = "text") {
-    return client.Put(kObject, AsByteSpan(text), PutMode::kReplace);
+    return client.Put(kName, AsByteSpan(text), /*if_absent=*/false);
   }
   /// Answers the first request so, and lets the server answer all others.
   void AnswerFirst(S3Answer answer) {
@@ -117,12 +117,13 @@ TEST_F(S3Clients, SendAgainWhatFailsForAReasonThatMayPass) {
 TEST_F(S3Clients, TakeAnErrorBehindAStatus200ForAFailure) {
   S3Client client(Quick(), Keys());
   server_.SetScript([](const S3Request&, int) { return S3Fault::kNone; });
-  const auto upload = client.BeginUpload(kObject, "token");
+  const auto upload = client.StartMarkedUpload(kName, 0, "mark");
   ASSERT_TRUE(upload.ok());
-  const auto part = client.UploadPart(kObject, *upload, 1, AsByteSpan("text"));
+  const auto part = client.UploadPart(kName, *upload, 1, AsByteSpan("text"));
   ASSERT_TRUE(part.ok());
   AnswerFirst(ErrorAnswer(200, "InternalError"));
-  EXPECT_TRUE(IsOk(client.CompleteUpload(kObject, *upload, {*part})));
+  const std::vector<std::string> parts{*part};
+  EXPECT_TRUE(IsOk(client.EndUpload(kName, *upload, &parts)));
   EXPECT_EQ(server_.requests(), 2);
   EXPECT_EQ(server_.objects()["b/k"], "text");
 }
@@ -184,9 +185,9 @@ TEST_F(S3Clients, EndAnAnswerWithoutEnd) {
                {"x-long: " + std::string(90'000, 'a'), "x-more: " + std::string(90'000, 'b'),
                 "x-yet: " + std::string(90'000, 'c')},
                ""});
-  EXPECT_FALSE(client.Head(kObject).ok());
+  EXPECT_FALSE(client.Head(kName).ok());
   AnswerFirst({200, {}, std::string(std::size_t{17} << 20, 'x')});
-  EXPECT_TRUE(FailsWith(client.List("b", "", "/", "").status(), StatusCode::kDataLoss,
+  EXPECT_TRUE(FailsWith(client.List("b/", /*unfinished=*/false).status(), StatusCode::kDataLoss,
                         {"more than 16 MiB"}));
   AnswerFirst({400, {}, "<Error><Code>" + std::string(1'000'000, 'x') + "</Code></Error>"});
   const Status put = PutText(client);
@@ -205,6 +206,7 @@ TEST_F(S3Clients, SayWhatToDoAboutKeysThatHaveEnded) {
 TEST_F(S3Clients, TellNoKeyAndNoSignature) {
   Settings settings = Quick();
   settings.retry.patience = milliseconds(40);
+  const std::vector<std::string> parts;
   std::vector<std::string> told;
   std::string signature;
   Events events;
@@ -219,12 +221,12 @@ TEST_F(S3Clients, TellNoKeyAndNoSignature) {
       return answer;
     });
     told.push_back(PutText(client).ToString());
-    told.push_back(client.Head(kObject).status().ToString());
-    told.push_back(client.List("b", "", "/", "").status().ToString());
-    told.push_back(client.Delete("b", {"k"}).ToString());
-    told.push_back(client.BeginUpload(kObject, "token").status().ToString());
-    told.push_back(client.CompleteUpload(kObject, "u", {}).ToString());
-    told.push_back(client.AbortUpload(kObject, "u").ToString());
+    told.push_back(client.Head(kName).status().ToString());
+    told.push_back(client.List("b/", /*unfinished=*/false).status().ToString());
+    told.push_back(client.Remove({kName}).ToString());
+    told.push_back(client.StartMarkedUpload(kName, 0, "mark").status().ToString());
+    told.push_back(client.EndUpload(kName, "u", &parts).ToString());
+    told.push_back(client.EndUpload(kName, "u", nullptr).ToString());
   }
   for (std::string& line : events.Take()) {
     told.push_back(std::move(line));
@@ -261,7 +263,7 @@ void PutAtOnce(S3Client& client, int count) {
   for (int i = 0; i < count; ++i) {
     threads.emplace_back([&client, i] {
       EXPECT_TRUE(
-          IsOk(client.Put({"b", "k" + std::to_string(i)}, AsByteSpan("text"), PutMode::kReplace)));
+          IsOk(client.Put(kName + std::to_string(i), AsByteSpan("text"), /*if_absent=*/false)));
     });
   }
 }
@@ -322,8 +324,7 @@ TEST_F(S3Clients, KeepTheBandwidth) {
   EXPECT_GE(up, 0.55);  // The fourth begins after 0.6 s.
   std::string back(text.size(), '\0');
   const auto bytes = std::as_writable_bytes(std::span(back.data(), back.size()));
-  const double down =
-      Seconds([&] { EXPECT_TRUE(IsOk(client.Get(kObject, 0, std::span(&bytes, 1), ""))); });
+  const double down = Seconds([&] { EXPECT_TRUE(IsOk(client.Read(kName, 0, bytes, ""))); });
   EXPECT_GE(up + down, 0.75);  // The download begins after 0.8 s, however long the uploads took.
   EXPECT_EQ(back, text);
 }

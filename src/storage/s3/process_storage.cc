@@ -58,10 +58,10 @@ class Storages {
 
   Result<std::shared_ptr<Storage>> Make(const Environment& environment, std::string_view scheme,
                                         CredentialsFunction keys) {
-    VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(environment, scheme));
+    VARVE_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(environment, scheme));
     auto traffic = TrafficOf(settings.traffic);
     return std::shared_ptr<Storage>(
-        std::make_shared<S3Storage>(std::move(settings), std::move(keys), std::move(traffic)));
+        std::make_shared<S3Storage>(settings, std::move(keys), std::move(traffic)));
   }
 
   /// Returns the traffic of all storages with these limits, whichever servers they use.
@@ -89,6 +89,12 @@ Storages& ProcessStorages() {
 }  // namespace
 
 Result<Storage*> ProcessS3Storage(std::string_view scheme) { return ProcessStorages().Own(scheme); }
+
+Result<std::string> AccessOf(std::string_view scheme) {
+  VARVE_RETURN_IF_ERROR(ProcessS3Storage(scheme).status());
+  VARVE_ASSIGN_OR_RETURN(auto keys, KeysOfProgram(scheme));
+  return EncodeAccess({ProcessEnvironment, std::move(keys)});
+}
 
 Result<std::shared_ptr<Storage>> StorageOfAccess(std::string_view scheme,
                                                  const std::string& access) {

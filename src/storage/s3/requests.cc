@@ -13,7 +13,9 @@ namespace varve::s3 {
 namespace {
 
 constexpr std::size_t kMostDeleted = 1000;  // In one request.
-constexpr const char* kTokenHeader = "x-amz-meta-varve-upload";
+constexpr const char* kMarkHeader = "x-amz-meta-varve-upload";
+/// Most bytes of one PUT; AWS takes 5 GiB.
+constexpr std::uint64_t kMostWhole = std::uint64_t{4} << 30;
 
 /// Returns the value of x-amz-checksum-crc32c.
 std::string Crc32cHeader(std::span<const std::byte> content) {
@@ -47,25 +49,55 @@ NameValues ObjectHeaders(const Settings& settings) {
   return headers;
 }
 
+/// Keys that end with '/' stand for folders.
+std::string WithoutSlash(std::string_view key) {
+  return std::string(key.ends_with('/') ? key.substr(0, key.size() - 1) : key);
+}
+
 }  // namespace
 
-Result<ObjectInfo> S3Client::Head(const ObjectName& object) {
+ObjectName S3Client::ObjectOf(const std::string& name) const {
+  const std::size_t slash = std::min(name.find('/'), name.size());
+  return {name.substr(0, slash), name.substr(std::min(slash + 1, name.size())), settings_.scheme};
+}
+
+Status S3Client::CheckName(const std::string& name, bool is_object) {
+  const std::string path = PathOf(ObjectOf(name));
+  VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseObjectName(path));
+  return is_object && object.key.empty() ? InvalidArgument(path + " is a bucket, not an object")
+                                         : Status::Ok();
+}
+
+Result<StoreEntry> S3Client::Head(const std::string& name) {
+  const ObjectName object = ObjectOf(name);
+  if (object.key.empty()) {
+    return StoreEntry{.name = name, .is_folder = true};
+  }
   VARVE_ASSIGN_OR_RETURN(const HttpResponse response, Send({.method = "HEAD", .object = object}));
   const auto size = NumberIn(response.Header("content-length"));
   if (!size) {
     return DataLoss(PathOf(object) + ": the server does not say how large it is");
   }
-  return ObjectInfo{*size, std::string(response.Header("etag")),
-                    std::string(response.Header(kTokenHeader))};
+  return StoreEntry{.name = name,
+                    .size = *size,
+                    .version = std::string(response.Header("etag")),
+                    .mark = std::string(response.Header(kMarkHeader))};
 }
 
-Status S3Client::Get(const ObjectName& object, std::uint64_t offset,
-                     std::span<const std::span<std::byte>> parts, std::string_view etag) {
-  const http::FileVersion version{std::string(etag), {}};
-  RangeSink sink(offset, parts, version);
+Status S3Client::Read(const std::string& name, std::uint64_t offset, std::span<std::byte> into,
+                      const std::string& version) {
+  return ReadParts(name, offset, std::span(&into, 1), version);
+}
+
+Status S3Client::ReadParts(const std::string& name, std::uint64_t offset,
+                           std::span<const std::span<std::byte>> parts,
+                           const std::string& version) {
+  const http::FileVersion wanted{version, {}};
+  RangeSink sink(offset, parts, wanted);
   if (sink.bytes() == 0) {
     return Status::Ok();
   }
+  const ObjectName object = ObjectOf(name);
   const std::string range = sink.Range();
   VARVE_RETURN_IF_ERROR(Send({.method = "GET",
                               .object = object,
@@ -78,41 +110,140 @@ Status S3Client::Get(const ObjectName& object, std::uint64_t offset,
              : DataLoss(PathOf(object) + ": the server's answer to \"" + range + "\" ends early");
 }
 
-Status S3Client::Put(const ObjectName& object, std::span<const std::byte> content, PutMode mode,
-                     bool* tried_before) {
-  Call call{
-      .method = "PUT", .object = object, .headers = ObjectHeaders(settings_), .body = content};
-  call.tried_before = tried_before;
-  if (mode == PutMode::kIfAbsent) {
+/// Gives `take` each page of the objects whose names begin with `prefix`; with `delimiter` '/'
+/// those below another '/' as prefixes.
+Status S3Client::ListPages(const std::string& prefix, std::string_view delimiter,
+                           const std::function<void(const ListPage&)>& take) {
+  const ObjectName object = ObjectOf(prefix);
+  std::string token;
+  do {
+    NameValues query{{"list-type", "2"}, {"prefix", object.key}, {"encoding-type", "url"}};
+    if (!delimiter.empty()) {
+      query.emplace_back("delimiter", delimiter);
+    }
+    if (!token.empty()) {
+      query.emplace_back("continuation-token", token);
+    }
+    VARVE_ASSIGN_OR_RETURN(const HttpResponse response,
+                           Send({.method = "GET",
+                                 .object = {object.bucket, {}, object.scheme},
+                                 .query = std::move(query)}));
+    VARVE_ASSIGN_OR_RETURN(const ListPage page,
+                           ParseListPage(response.body).Annotate("list " + PathOf(object)));
+    take(page);
+    if (!page.next.empty() && page.next == token) {
+      return DataLoss("list " + PathOf(object) + ": the server's listing does not end");
+    }
+    token = page.next;
+  } while (!token.empty());
+  return Status::Ok();
+}
+
+Result<std::vector<StoreEntry>> S3Client::List(const std::string& prefix, bool unfinished) {
+  if (unfinished) {
+    return ListUploads(prefix);
+  }
+  const std::string bucket = ObjectOf(prefix).bucket + "/";
+  std::vector<StoreEntry> entries;
+  const auto add = [&](StoreEntry entry) {
+    if (!entry.name.ends_with('/')) {  // Other programs make folders without a name.
+      entries.push_back(std::move(entry));
+    }
+  };
+  VARVE_RETURN_IF_ERROR(ListPages(prefix, "/", [&](const ListPage& page) {
+    for (const ListedObject& object : page.objects) {
+      add({.name = bucket + WithoutSlash(object.key),
+           .size = object.size,
+           .modified_ns = object.modified_ns,
+           .version = object.etag,
+           .is_folder = object.key.ends_with('/')});
+    }
+    for (const std::string& folder : page.prefixes) {
+      add({.name = bucket + WithoutSlash(folder), .is_folder = true});
+    }
+  }));
+  return entries;
+}
+
+Result<std::vector<std::string>> S3Client::ListAll(const std::string& prefix) {
+  const std::string bucket = ObjectOf(prefix).bucket + "/";
+  std::vector<std::string> names;
+  VARVE_RETURN_IF_ERROR(ListPages(prefix, "", [&](const ListPage& page) {
+    for (const ListedObject& object : page.objects) {
+      names.push_back(bucket + object.key);
+    }
+  }));
+  return names;
+}
+
+Result<std::vector<StoreEntry>> S3Client::ListUploads(const std::string& prefix) {
+  const ObjectName object = ObjectOf(prefix);
+  std::vector<StoreEntry> entries;
+  UploadsPage page;
+  do {
+    NameValues query{{"uploads", ""}, {"prefix", object.key}, {"encoding-type", "url"}};
+    if (page.more) {
+      query.emplace_back("key-marker", page.next_key);
+      query.emplace_back("upload-id-marker", page.next_id);
+    }
+    const auto response = Send(
+        {.method = "GET", .object = {object.bucket, {}, object.scheme}, .query = std::move(query)});
+    if (response.status().code() == StatusCode::kNotFound) {
+      break;  // No bucket. rclone's server says so of a bucket without uploads.
+    }
+    VARVE_RETURN_IF_ERROR(response.status());
+    VARVE_ASSIGN_OR_RETURN(UploadsPage next, ParseUploadsPage(response->body));
+    if (next.more && next.next_key == page.next_key && next.next_id == page.next_id) {
+      return DataLoss("list uploads below " + PathOf(object) +
+                      ": the server's listing of uploads does not end");
+    }
+    page = std::move(next);
+    for (const OpenUpload& upload : page.uploads) {
+      if (upload.key.starts_with(object.key)) {  // Servers exist that do not look at the prefix.
+        entries.push_back({.name = object.bucket + "/" + upload.key,
+                           .modified_ns = upload.begun_ns,
+                           .upload = upload.id});
+      }
+    }
+  } while (page.more);
+  return entries;
+}
+
+Status S3Client::Put(const std::string& name, std::span<const std::byte> data, bool if_absent) {
+  bool tried_before = false;
+  Call call{.method = "PUT",
+            .object = ObjectOf(name),
+            .headers = ObjectHeaders(settings_),
+            .body = data,
+            .tried_before = &tried_before};
+  if (data.size() > kMostWhole) {
+    return InvalidArgument(PathOf(call.object) + ": " + std::to_string(data.size()) +
+                           " bytes, at most 4 GiB can be written in one request");
+  }
+  if (if_absent) {
     call.headers.emplace_back("if-none-match", "*");
   }
   if (settings_.crc32c) {
-    call.headers.emplace_back("x-amz-checksum-crc32c", Crc32cHeader(content));
+    call.headers.emplace_back("x-amz-checksum-crc32c", Crc32cHeader(data));
   }
-  return Send(call).status();
+  Status put = Send(call).status();
+  const bool is_known = put.ok() || !tried_before || put.code() == StatusCode::kAlreadyExists ||
+                        put.code() == StatusCode::kCancelled;
+  return is_known ? put : Unavailable(put.message()).With(put.details());
 }
 
-Result<ListPage> S3Client::List(const std::string& bucket, const std::string& prefix,
-                                std::string_view delimiter, const std::string& token) {
-  NameValues query{{"list-type", "2"}, {"prefix", prefix}, {"encoding-type", "url"}};
-  if (!delimiter.empty()) {
-    query.emplace_back("delimiter", delimiter);
-  }
-  if (!token.empty()) {
-    query.emplace_back("continuation-token", token);
-  }
-  VARVE_ASSIGN_OR_RETURN(
-      const HttpResponse response,
-      Send({.method = "GET", .object = {bucket, {}, settings_.scheme}, .query = std::move(query)}));
-  return ParseListPage(response.body)
-      .Annotate("list " + PathOf({bucket, prefix, settings_.scheme}));
-}
-
-Status S3Client::Delete(const std::string& bucket, const std::vector<std::string>& keys) {
-  for (std::size_t begin = 0; begin < keys.size(); begin += kMostDeleted) {
-    const std::size_t end = std::min(keys.size(), begin + kMostDeleted);
-    const std::string body = DeleteBody({keys.begin() + static_cast<std::ptrdiff_t>(begin),
-                                         keys.begin() + static_cast<std::ptrdiff_t>(end)});
+Status S3Client::Remove(const std::vector<std::string>& names) {
+  for (std::size_t at = 0; at < names.size();) {
+    const std::string bucket = ObjectOf(names[at]).bucket;
+    std::vector<std::string> keys;
+    for (; at < names.size() && keys.size() < kMostDeleted; ++at) {
+      ObjectName object = ObjectOf(names[at]);
+      if (object.bucket != bucket) {
+        break;
+      }
+      keys.push_back(std::move(object.key));
+    }
+    const std::string body = DeleteBody(keys);
     VARVE_ASSIGN_OR_RETURN(const HttpResponse response,
                            Send({.method = "POST",
                                  .object = {bucket, {}, settings_.scheme},
@@ -132,12 +263,20 @@ Status S3Client::Delete(const std::string& bucket, const std::vector<std::string
   return Status::Ok();
 }
 
-Result<std::string> S3Client::BeginUpload(const ObjectName& object, std::string_view token) {
+Result<std::string> S3Client::StartUpload(const std::string& name, std::uint64_t part_bytes) {
+  return StartMarkedUpload(name, part_bytes, {});
+}
+
+Result<std::string> S3Client::StartMarkedUpload(const std::string& name,
+                                                std::uint64_t /*part_bytes*/,
+                                                const std::string& mark) {
   Call call{.method = "POST",
-            .object = object,
+            .object = ObjectOf(name),
             .query = {{"uploads", ""}},
             .headers = ObjectHeaders(settings_)};
-  call.headers.emplace_back(kTokenHeader, token);
+  if (!mark.empty()) {
+    call.headers.emplace_back(kMarkHeader, mark);
+  }
   if (settings_.crc32c) {
     call.headers.emplace_back("x-amz-checksum-algorithm", "CRC32C");
   }
@@ -145,58 +284,38 @@ Result<std::string> S3Client::BeginUpload(const ObjectName& object, std::string_
   return ParseUploadId(response.body).Annotate(call.Name());
 }
 
-Result<UploadedPart> S3Client::UploadPart(const ObjectName& object, const std::string& upload,
-                                          int number, std::span<const std::byte> content) {
+Result<std::string> S3Client::UploadPart(const std::string& name, const std::string& upload,
+                                         int number, std::span<const std::byte> data) {
   Call call{.method = "PUT",
-            .object = object,
+            .object = ObjectOf(name),
             .query = {{"partNumber", std::to_string(number)}, {"uploadId", upload}},
-            .body = content};
-  UploadedPart part;
+            .body = data};
+  const std::string crc32c = settings_.crc32c ? Crc32cHeader(data) : std::string();
   if (settings_.crc32c) {
-    part.crc32c = Crc32cHeader(content);
-    call.headers.emplace_back("x-amz-checksum-crc32c", part.crc32c);
+    call.headers.emplace_back("x-amz-checksum-crc32c", crc32c);
   }
   VARVE_ASSIGN_OR_RETURN(const HttpResponse response, Send(call));
-  part.etag = response.Header("etag");
-  if (part.etag.empty()) {
-    return DataLoss(call.Name() + ": the server's answer has no ETag");
-  }
-  return part;
+  const std::string_view etag = response.Header("etag");
+  return etag.empty()
+             ? Result<std::string>(DataLoss(call.Name() + ": the server's answer has no ETag"))
+             : UploadedPart(etag, crc32c);
 }
 
-Status S3Client::CompleteUpload(const ObjectName& object, const std::string& upload,
-                                const std::vector<UploadedPart>& parts) {
-  const std::string body = CompleteBody(parts);
-  const Call call{.method = "POST",
-                  .object = object,
-                  .query = {{"uploadId", upload}},
-                  .body = AsByteSpan(body)};
+Status S3Client::EndUpload(const std::string& name, const std::string& upload,
+                           const std::vector<std::string>* parts) {
+  Call call{.method = "DELETE", .object = ObjectOf(name), .query = {{"uploadId", upload}}};
+  if (parts == nullptr) {
+    constexpr std::chrono::seconds kShort{5};  // Who gives an upload up does not wait for it.
+    call.patience = kShort;
+    call.stall = kShort;
+    const Status aborted = Send(call).status();
+    return aborted.code() == StatusCode::kNotFound ? Status::Ok() : aborted;
+  }
+  const std::string body = CompleteBody(*parts);
+  call.method = "POST";
+  call.body = AsByteSpan(body);
   VARVE_ASSIGN_OR_RETURN(const HttpResponse response, Send(call));
   return ParseCompleted(response.body).Annotate(call.Name());
-}
-
-Status S3Client::AbortUpload(const ObjectName& object, const std::string& upload) {
-  constexpr std::chrono::seconds kShort{5};  // Who gives an upload up does not wait for it.
-  const Status aborted = Send({.method = "DELETE",
-                               .object = object,
-                               .query = {{"uploadId", upload}},
-                               .patience = kShort,
-                               .stall = kShort})
-                             .status();
-  return aborted.code() == StatusCode::kNotFound ? Status::Ok() : aborted;
-}
-
-Result<UploadsPage> S3Client::ListUploads(const std::string& bucket, const std::string& prefix,
-                                          const UploadsPage& before) {
-  NameValues query{{"uploads", ""}, {"prefix", prefix}, {"encoding-type", "url"}};
-  if (before.more) {
-    query.emplace_back("key-marker", before.next_key);
-    query.emplace_back("upload-id-marker", before.next_id);
-  }
-  VARVE_ASSIGN_OR_RETURN(
-      const HttpResponse response,
-      Send({.method = "GET", .object = {bucket, {}, settings_.scheme}, .query = std::move(query)}));
-  return ParseUploadsPage(response.body);
 }
 
 }  // namespace varve::s3

@@ -216,16 +216,20 @@ std::string DeleteBody(const std::vector<std::string>& keys) {
   return body + "</Delete>";
 }
 
-std::string CompleteBody(const std::vector<UploadedPart>& parts) {
+std::string UploadedPart(std::string_view etag, std::string_view crc32c) {
+  std::string part = "<ETag>";
+  AppendEscaped(etag, &part);
+  part += "</ETag>";
+  if (!crc32c.empty()) {
+    part += "<ChecksumCRC32C>" + std::string(crc32c) + "</ChecksumCRC32C>";
+  }
+  return part;
+}
+
+std::string CompleteBody(const std::vector<std::string>& parts) {
   std::string body = "<CompleteMultipartUpload>";
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    body += "<Part><PartNumber>" + std::to_string(i + 1) + "</PartNumber><ETag>";
-    AppendEscaped(parts[i].etag, &body);
-    body += "</ETag>";
-    if (!parts[i].crc32c.empty()) {
-      body += "<ChecksumCRC32C>" + parts[i].crc32c + "</ChecksumCRC32C>";
-    }
-    body += "</Part>";
+    body += "<Part><PartNumber>" + std::to_string(i + 1) + "</PartNumber>" + parts[i] + "</Part>";
   }
   return body + "</CompleteMultipartUpload>";
 }

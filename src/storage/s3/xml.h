@@ -86,13 +86,11 @@ Result<std::vector<UndeletedObject>> ParseDeleteResult(std::string_view body);
 /// Returns the body of DeleteObjects.
 std::string DeleteBody(const std::vector<std::string>& keys);
 
-/// A part that has been uploaded.
-struct UploadedPart {
-  std::string etag;
-  std::string crc32c;  ///< As x-amz-checksum-crc32c had it; empty: it was sent without.
-};
+/// Returns what CompleteBody has of a part that was uploaded. `crc32c` as x-amz-checksum-crc32c had
+/// it; empty: the part was sent without.
+std::string UploadedPart(std::string_view etag, std::string_view crc32c);
 
-/// Returns the body of CompleteMultipartUpload; `parts` begin with part 1.
-std::string CompleteBody(const std::vector<UploadedPart>& parts);
+/// Returns the body of CompleteMultipartUpload; `parts`, of UploadedPart, begin with part 1.
+std::string CompleteBody(const std::vector<std::string>& parts);
 
 }  // namespace varve::s3

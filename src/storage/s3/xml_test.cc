@@ -73,7 +73,7 @@ TEST(S3Xml, KeysAreEscapedInBodies) {
   EXPECT_EQ(DeleteBody({"a<&>\"\n"}),
             "<Delete><Quiet>true</Quiet><Object><Key>a&lt;&amp;&gt;&quot;&#10;</Key></Object>"
             "</Delete>");
-  EXPECT_EQ(CompleteBody({{"\"x\"", "AAAAAA=="}}),
+  EXPECT_EQ(CompleteBody({UploadedPart("\"x\"", "AAAAAA==")}),
             "<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>&quot;x&quot;</ETag>"
             "<ChecksumCRC32C>AAAAAA==</ChecksumCRC32C></Part></CompleteMultipartUpload>");
 }

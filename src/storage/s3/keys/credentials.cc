@@ -22,10 +22,6 @@ namespace {
 constexpr std::int64_t kEarly = 300;  // Seconds before their end that keys are asked for again.
 constexpr std::int64_t kPause = 10;   // After a failure, while the old keys are good.
 
-std::int64_t UnixSeconds() {
-  return std::chrono::duration_cast<std::chrono::seconds>(TimeOfDay()).count();
-}
-
 /// A function that the program has set. One thread of a process calls it at a time.
 struct GivenFunction {
   const S3KeysFunction function;

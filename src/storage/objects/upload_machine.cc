@@ -1,8 +1,8 @@
-#include "storage/s3/upload_machine.h"
+#include "storage/objects/upload_machine.h"
 
 #include <algorithm>
 
-namespace varve::s3 {
+namespace varve {
 namespace {
 
 using namespace upload_event;
@@ -124,4 +124,4 @@ bool TakePart(UploadState* state, std::uint64_t part) {
   return true;
 }
 
-}  // namespace varve::s3
+}  // namespace varve

@@ -1,35 +1,33 @@
-#include "storage/s3/object_writer.h"
+#include "storage/objects/object_writer.h"
 
 #include <algorithm>
 #include <array>
+#include <condition_variable>
 #include <cstring>
-#include <random>
+#include <map>
+#include <mutex>
+#include <new>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include <sys/mman.h>
 
 #include "base/checksum.h"
+#include "base/guarded.h"
 #include "base/patience.h"
 #include "base/time_source.h"
-#include "varve/stop.h"
+#include "storage/objects/upload_machine.h"
 
-namespace varve::s3 {
+namespace varve {
 namespace {
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::uint64_t kMostParts = 10'000;
 
-/// Returns 32 hex digits by chance, that of a simulation where there is one.
-std::string RandomToken() {
-  std::array<std::uint64_t, 2> words{};
-  for (std::uint64_t& word : words) {
-    if (const auto simulated = SimulatedRandom()) {
-      word = *simulated;
-    } else {
-      std::random_device device;
-      word = (std::uint64_t{device()} << 32) | device();
-    }
-  }
+/// Returns 32 hex digits by chance.
+std::string RandomMark() {
+  const std::array words{RandomNumber(), RandomNumber()};
   const auto bytes = std::as_bytes(std::span(words));
   return Hex({reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()});
 }
@@ -45,20 +43,60 @@ UploadEvent EventOf(const Status& failed) {
   }
 }
 
-}  // namespace
+class ObjectWriter final : public WritableFile {
+ public:
+  ObjectWriter(const ObjectCalls& calls, std::string name, std::uint64_t part_bytes)
+      : calls_(calls), name_(std::move(name)), part_bytes_(part_bytes), mark_(RandomMark()) {}
+  ObjectWriter(const ObjectWriter&) = delete;
+  ObjectWriter& operator=(const ObjectWriter&) = delete;
+  ~ObjectWriter() override;
 
-std::uint64_t PartBytes(std::uint64_t size, std::uint64_t least) {
-  const std::uint64_t needed = (size + kMostParts - 1) / kMostParts;
-  return needed <= least ? least : (needed + kMiB - 1) / kMiB * kMiB;
-}
+  Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) override;
+  Status Sync(std::uint64_t size) override;
+  [[nodiscard]] bool direct() const override { return false; }
 
-ObjectWriter::ObjectWriter(S3Client& client, ObjectName object, std::uint64_t part_bytes)
-    : client_(client), object_(std::move(object)), part_bytes_(part_bytes), token_(RandomToken()) {}
+ private:
+  /// Of huge pages, which large parts want.
+  static constexpr std::align_val_t kAlignment{std::size_t{2} << 20};
+  struct Free {
+    void operator()(std::byte* bytes) const { ::operator delete[](bytes, kAlignment); }
+  };
+  using Buffer = std::unique_ptr<std::byte[], Free>;
+  struct Part {
+    Buffer bytes;  ///< Null once it has been uploaded. What was not written to is undefined.
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> written;  ///< Begin and end of each write.
+    std::uint64_t written_bytes = 0;
+    bool full = false;  ///< Sent, or being sent: takes no more bytes.
+  };
+
+  Status WriteInto(std::uint64_t index, std::uint64_t at, std::span<const std::byte> data);
+  Status Upload(std::uint64_t index, std::span<const std::byte> bytes);
+  Status Begin();
+  Status Broken();
+  Buffer TakeBuffer();
+  [[nodiscard]] Buffer MakeBuffer() const;
+  std::span<const std::byte> ContentOf(Part* part, std::uint64_t bytes) const;
+  Status UploadRest(std::uint64_t size);
+  Status PutWhole(std::uint64_t size);
+  Status Complete(std::uint64_t count);
+  Status Look(const Status& unclear);
+  UploadAction Take(const UploadEvent& event);
+
+  const ObjectCalls& calls_;
+  const std::string name_;
+  const std::uint64_t part_bytes_;
+  const std::string mark_;  // That the object carries, so that it is known again.
+  std::mutex mutex_;        // Guards all below.
+  std::condition_variable changed_;
+  UploadState state_;
+  Status failed_;                        // The first error.
+  std::map<std::uint64_t, Part> parts_;  // By number, from 0 on.
+  std::vector<Buffer> free_;             // Of part_bytes_. Memory that has been used is cheaper.
+};
 
 ObjectWriter::~ObjectWriter() {
   if (Take(upload_event::GivenUp{}) == UploadAction::kEnd) {
-    const ScopedStop none{std::stop_token()};  // Also where the caller was asked to stop.
-    BestEffort([&] { return client_.AbortUpload(object_, state_.id); });
+    BestEffort([&] { return calls_.EndUpload(name_, state_.id, nullptr); });
   }
 }
 
@@ -84,7 +122,7 @@ Status ObjectWriter::WriteAt(std::uint64_t offset, std::span<const std::byte> da
 Status ObjectWriter::WriteInto(std::uint64_t index, std::uint64_t at,
                                std::span<const std::byte> data) {
   if (index >= kMostParts) {
-    return InvalidArgument(PathOf(object_) + ": larger than the " +
+    return InvalidArgument(calls_.PathOf(name_) + ": larger than the " +
                            std::to_string(kMostParts * part_bytes_) +
                            " bytes that fit the expected size");
   }
@@ -93,7 +131,7 @@ Status ObjectWriter::WriteInto(std::uint64_t index, std::uint64_t at,
     const std::scoped_lock lock(mutex_);
     Part& part = parts_[index];
     if (part.full || part.written_bytes + data.size() > part_bytes_) {
-      return Internal(PathOf(object_) + ": bytes of part " + std::to_string(index + 1) +
+      return Internal(calls_.PathOf(name_) + ": bytes of part " + std::to_string(index + 1) +
                       " are written twice");
     }
     if (data.size() == part_bytes_) {
@@ -149,11 +187,12 @@ ObjectWriter::Buffer ObjectWriter::TakeBuffer() {
 
 /// Returns why the upload is broken. Called with the lock held.
 Status ObjectWriter::Broken() {
-  return failed_.ok() ? Internal(PathOf(object_) + ": its upload is not open") : CopyOf(failed_);
+  return failed_.ok() ? Internal(calls_.PathOf(name_) + ": its upload is not open")
+                      : CopyOf(failed_);
 }
 
 Status ObjectWriter::Begin() {
-  auto id = client_.BeginUpload(object_, token_);
+  auto id = calls_.StartUpload(name_, part_bytes_, mark_);
   if (id.ok()) {
     (void)Take(upload_event::Begun{*std::move(id)});
     return Status::Ok();
@@ -179,7 +218,7 @@ Status ObjectWriter::Upload(std::uint64_t index, std::span<const std::byte> byte
       return Broken();
     }
   }
-  auto part = client_.UploadPart(object_, state_.id, static_cast<int>(index) + 1, bytes);
+  auto part = calls_.UploadPart(name_, state_.id, static_cast<int>(index) + 1, bytes);
   if (part.ok()) {
     (void)Take(upload_event::PartSent{index, *std::move(part)});
     return Status::Ok();
@@ -196,20 +235,19 @@ Status ObjectWriter::Upload(std::uint64_t index, std::span<const std::byte> byte
 std::span<const std::byte> ObjectWriter::ContentOf(Part* part, std::uint64_t bytes) const {
   if (part->bytes == nullptr) {
     part->bytes = MakeBuffer();
-    std::memset(part->bytes.get(), 0, part_bytes_);
-    return {part->bytes.get(), bytes};
   }
   std::sort(part->written.begin(), part->written.end());
   std::uint64_t at = 0;
-  for (const auto& [begin, end] : part->written) {
-    if (begin > at) {
-      std::memset(part->bytes.get() + at, 0, begin - at);
+  const auto fill_until = [&](std::uint64_t end) {
+    if (end > at) {
+      std::memset(part->bytes.get() + at, 0, end - at);
     }
+  };
+  for (const auto& [begin, end] : part->written) {
+    fill_until(begin);
     at = std::max(at, end);
   }
-  if (at < part_bytes_) {
-    std::memset(part->bytes.get() + at, 0, part_bytes_ - at);
-  }
+  fill_until(bytes);
   return {part->bytes.get(), bytes};
 }
 
@@ -223,7 +261,7 @@ Status ObjectWriter::UploadRest(std::uint64_t size) {
       continue;
     }
     if (part.full) {
-      return Internal(PathOf(object_) + ": cut to " + std::to_string(size) +
+      return Internal(calls_.PathOf(name_) + ": cut to " + std::to_string(size) +
                       " bytes, which are in a part that has been uploaded");
     }
     part.full = true;
@@ -234,7 +272,7 @@ Status ObjectWriter::UploadRest(std::uint64_t size) {
 }
 
 Status ObjectWriter::PutWhole(std::uint64_t size) {
-  Status put = client_.Put(object_, ContentOf(&parts_[0], size), PutMode::kReplace);
+  Status put = calls_.Put(name_, ContentOf(&parts_[0], size), /*if_absent=*/false);
   (void)Take(put.ok() ? UploadEvent(upload_event::Carried{}) : EventOf(put));
   return put;
 }
@@ -244,12 +282,12 @@ Status ObjectWriter::Complete(std::uint64_t count) {
     const std::scoped_lock lock(mutex_);
     return Broken();
   }
-  std::vector<UploadedPart> parts;
+  std::vector<std::string> parts;
   parts.reserve(state_.uploaded.size());
   for (auto& [index, part] : state_.uploaded) {
     parts.push_back(std::move(part));
   }
-  Status completed = client_.CompleteUpload(object_, state_.id, parts);
+  Status completed = calls_.EndUpload(name_, state_.id, &parts);
   if (completed.ok()) {
     (void)Take(upload_event::Carried{});
     return completed;
@@ -261,16 +299,16 @@ Status ObjectWriter::Complete(std::uint64_t count) {
 /// not.
 Status ObjectWriter::Look(const Status& unclear) {
   const PatienceAfter patience(unclear);
-  const auto there = client_.Head(object_);
-  const bool ours = there.ok() && there->token == token_;
+  const auto there = calls_.Head(name_);
+  const bool ours = there.ok() && there->mark == mark_;
   (void)Take(upload_event::Looked{ours});
   if (ours) {
     return Status::Ok();
   }
   const std::string what =
       there.ok() || there.status().code() == StatusCode::kNotFound
-          ? "the object there is not that of this upload: somebody has ended it, as a rule of the "
-            "bucket or a cleanup does, or it was not completed"
+          ? "the object there is not known to be that of this upload: somebody has ended it, as a "
+            "rule of the bucket or a cleanup does, or it was not completed"
           : "whether it was completed is not known: " + there.status().message();
   return {unclear.code() == StatusCode::kNotFound ? StatusCode::kUnavailable : unclear.code(),
           unclear.message() + "; " + what};
@@ -281,7 +319,7 @@ Status ObjectWriter::Sync(std::uint64_t size) {
   {
     const std::scoped_lock lock(mutex_);
     if (state_.is == UploadIs::kDone) {
-      return Internal(PathOf(object_) + ": synced twice");
+      return Internal(calls_.PathOf(name_) + ": synced twice");
     }
     small = small && state_.is == UploadIs::kGathering;
   }
@@ -292,4 +330,53 @@ Status ObjectWriter::Sync(std::uint64_t size) {
   return Status::Ok();
 }
 
-}  // namespace varve::s3
+/// A file of a store without uploads in parts.
+class WholeWriter final : public WritableFile {
+ public:
+  WholeWriter(const ObjectCalls& calls, std::string name, std::uint64_t size)
+      : calls_(calls), name_(std::move(name)), content_(size, '\0') {}
+
+  Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) override {
+    return Guarded([&] {
+      const std::scoped_lock lock(mutex_);
+      if (offset + data.size() > content_.size()) {
+        content_.resize(offset + data.size());
+      }
+      std::memcpy(content_.data() + offset, data.data(), data.size());
+      return Status::Ok();
+    });
+  }
+
+  Status Sync(std::uint64_t size) override {
+    content_.resize(size);
+    return calls_.Put(name_, std::as_bytes(std::span(content_.data(), size)),
+                      /*if_absent=*/false);
+  }
+
+  [[nodiscard]] bool direct() const override { return false; }
+
+ private:
+  const ObjectCalls& calls_;
+  const std::string name_;
+  std::mutex mutex_;  // Guards content_, which may move when it grows.
+  std::string content_;
+};
+
+}  // namespace
+
+std::uint64_t PartBytes(std::uint64_t size, std::uint64_t least) {
+  const std::uint64_t needed = (size + kMostParts - 1) / kMostParts;
+  return needed <= least ? least : (needed + kMiB - 1) / kMiB * kMiB;
+}
+
+std::unique_ptr<WritableFile> MakeObjectWriter(const ObjectCalls& calls, std::string name,
+                                               std::uint64_t size,
+                                               const ObjectStoreOptions& options) {
+  if (options.uploads) {
+    return std::make_unique<ObjectWriter>(calls, std::move(name),
+                                          PartBytes(size, options.part_bytes));
+  }
+  return std::make_unique<WholeWriter>(calls, std::move(name), size);
+}
+
+}  // namespace varve

@@ -19,7 +19,7 @@
 ///   2. A part that is sent again has the same bytes and number: it replaces itself.
 ///   3. A completion that is sent again meets no upload ("NoSuchUpload") where the first was
 ///      carried out. But it also meets none where somebody else has ended the upload. So the answer
-///      says nothing: the object under the name is looked at. It carries the token that the
+///      says nothing: the object under the name is looked at. It carries the mark that the
 ///      beginning gave it. Its size would not do: an older object may have that size too.
 ///   4. An upload is ended once no part is on its way any more: a part that comes later than the
 ///      end would stay at some servers.
@@ -29,11 +29,8 @@
 #include <map>
 #include <string>
 #include <variant>
-#include <vector>
 
-#include "storage/s3/xml.h"
-
-namespace varve::s3 {
+namespace varve {
 
 enum class UploadIs : std::uint8_t {
   kGathering,
@@ -51,9 +48,9 @@ enum class PartIs : std::uint8_t { kWaiting, kSending, kSent };
 
 struct UploadState {
   UploadIs is = UploadIs::kGathering;
-  std::string id;                                  ///< Empty: not begun, as far as is known.
-  std::map<std::uint64_t, PartIs> parts;           ///< Those that are full, by number from 0 on.
-  std::map<std::uint64_t, UploadedPart> uploaded;  ///< Of those that are sent.
+  std::string id;                                 ///< Empty: not begun, as far as is known.
+  std::map<std::uint64_t, PartIs> parts;          ///< Those that are full, by number from 0 on.
+  std::map<std::uint64_t, std::string> uploaded;  ///< What the store returned for those sent.
 };
 
 namespace upload_event {
@@ -66,7 +63,7 @@ struct Begun {
 };
 struct PartSent {
   std::uint64_t part = 0;
-  UploadedPart uploaded;
+  std::string uploaded;  ///< What the store returned for it.
 };
 /// All bytes are written and fit one PUT.
 struct SyncedSmall {};
@@ -80,7 +77,7 @@ struct Carried {};
 struct Refused {};
 /// Nobody knows whether it was carried out: no answer, or one that means nothing.
 struct Unclear {};
-/// The object under the name carries the token of this upload, or another one, or is not there.
+/// The object under the name carries the mark of this upload, or another one, or is not there.
 struct Looked {
   bool ours = false;
 };
@@ -111,4 +108,4 @@ UploadAction Step(UploadState* state, const UploadEvent& event);
 /// the upload is not open. PartSent, Refused or Unclear follows.
 bool TakePart(UploadState* state, std::uint64_t part);
 
-}  // namespace varve::s3
+}  // namespace varve

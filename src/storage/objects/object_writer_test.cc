@@ -1,4 +1,4 @@
-#include "storage/s3/object_writer.h"
+#include "storage/objects/object_writer.h"
 
 #include <algorithm>
 #include <random>
@@ -6,10 +6,11 @@
 
 #include <gtest/gtest.h>
 
+#include "storage/s3/client.h"
 #include "support/s3_server.h"
 #include "support/status_matchers.h"
 
-namespace varve::s3::object_writer_test {
+namespace varve::object_writer_test {
 namespace {
 
 using test::FailsWith;
@@ -30,19 +31,21 @@ class ObjectWriters : public testing::Test {
     std::generate(text.begin(), text.end(), [&] { return static_cast<char>(random()); });
     return text;
   }
-  static Settings SettingsOf(const S3Server& server) {
-    Settings settings;
+  static s3::Settings SettingsOf(const S3Server& server) {
+    s3::Settings settings;
     settings.endpoint = server.endpoint();
     settings.retry.patience = std::chrono::milliseconds(0);
     return settings;
   }
-  std::unique_ptr<ObjectWriter> Open() {
-    return std::make_unique<ObjectWriter>(client_, ObjectName{"b", "k"}, kPart);
+  std::unique_ptr<WritableFile> Open(bool uploads = true) {
+    return MakeObjectWriter(calls_, "b/k", /*size=*/0, {.part_bytes = kPart, .uploads = uploads});
   }
   std::string Stored() { return server_.objects()["b/k"]; }
 
   S3Server server_;
-  S3Client client_{SettingsOf(server_), [] { return Credentials{"key", "secret", ""}; }};
+  ObjectCalls calls_{"s3", std::make_shared<s3::S3Client>(SettingsOf(server_), [] {
+                       return s3::Credentials{"key", "secret", ""};
+                     })};
 };
 
 TEST_F(ObjectWriters, PartsAreOfEqualSizeAndAtMost10000) {
@@ -60,7 +63,7 @@ TEST_F(ObjectWriters, WritesOfAnySizeInAnyOrderByThreadsGiveTheFile) {
         continue;
       }
       const std::string text = Text(size);
-      const auto writer = Open();
+      const auto writer = Open(/*uploads=*/step != 400);
       {
         std::vector<std::jthread> threads;
         for (std::size_t thread = 0; thread < 3; ++thread) {
@@ -147,7 +150,7 @@ TEST_F(ObjectWriters, AnOlderObjectOfTheSameSizeIsNotTakenForOneThatWasEndedBySo
   const auto writer = Open();
   ASSERT_TRUE(IsOk(writer->WriteAt(0, Bytes(std::string(2500, 'x')))));
   EXPECT_TRUE(FailsWith(writer->Sync(2500), StatusCode::kUnavailable,
-                        {"s3://b/k", "404 NoSuchUpload", "not that of this upload"}));
+                        {"s3://b/k", "404 NoSuchUpload", "not known to be that of this upload"}));
   EXPECT_TRUE(Stored() == older);
 }
 
@@ -174,4 +177,4 @@ TEST_F(ObjectWriters, APartThatFailsFailsTheWriteAndNamesIt) {
 }
 
 }  // namespace
-}  // namespace varve::s3::object_writer_test
+}  // namespace varve::object_writer_test

@@ -1,8 +1,8 @@
-#include "storage/s3/upload_machine.h"
+#include "storage/objects/upload_machine.h"
 
 #include <gtest/gtest.h>
 
-namespace varve::s3::upload_machine_test {
+namespace varve::upload_machine_test {
 namespace {
 
 using namespace upload_event;
@@ -14,7 +14,7 @@ void Send(UploadState* state, std::uint64_t part) {
     (void)Step(state, Begun{"id"});
   }
   ASSERT_TRUE(TakePart(state, part));
-  (void)Step(state, PartSent{part, {"etag", ""}});
+  (void)Step(state, PartSent{part, "etag"});
 }
 
 /// Returns an upload of two parts whose completion is on its way.
@@ -109,4 +109,4 @@ TEST(Upload, DoesNotTakeAPartTwice) {
 }
 
 }  // namespace
-}  // namespace varve::s3::upload_machine_test
+}  // namespace varve::upload_machine_test
