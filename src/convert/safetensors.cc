@@ -8,7 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/checksum.h"
-#include "catalogue/foreign.h"
+#include "catalogue/formats/hf.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "convert/writers.h"

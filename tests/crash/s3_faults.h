@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "base/bytes.h"
-#include "catalogue/foreign.h"
+#include "catalogue/formats.h"
 #include "crash/saves.h"
 #include "crash/states.h"
 #include "storage/s3/s3_storage.h"
@@ -135,7 +135,7 @@ class S3Faults : public testing::Test {
   /// Checks that there is nothing but the index `name` and what it names.
   static void ExpectNothingBut(const std::string& name, const S3Server& server, Storage& storage) {
     const std::string directory = "bucket/run/step-1/";
-    const auto names = ForeignFileNames(storage, kS3Path);
+    const auto names = IndexedNames(storage, kS3Path);
     for (const auto& [key, content] : server.objects()) {
       const std::string file = key.substr(directory.size());
       EXPECT_TRUE(file == name ||

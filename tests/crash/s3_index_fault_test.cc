@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "catalogue/foreign.h"
+#include "catalogue/formats.h"
 #include "catalogue/names.h"
 #include "crash/s3_faults.h"
 #include "publish/commit.h"
