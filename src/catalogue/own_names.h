@@ -27,9 +27,9 @@ bool IsReservedFileName(std::string_view name);
 
 class OwnNames {
  public:
-  /// Examines the directory of a checkpoint. The index is read only when a name does not tell for
-  /// itself; one that cannot be read names nothing. In a directory that shows no checkpoint, which
-  /// only a dead save leaves, the names of all formats count that no other software gives. The
+  /// Examines the directory of a checkpoint. The index is read only for a name that fits no pattern
+  /// of the format; one that cannot be read names nothing. In a directory that shows no checkpoint,
+  /// which only a dead save leaves, the names of all formats count that no other software gives. The
   /// arguments must outlive this.
   OwnNames(Storage& storage, const std::string& directory,
            const std::vector<DirectoryEntry>& entries);
@@ -37,7 +37,7 @@ class OwnNames {
   /// Returns true for an index file; `name` is relative to the directory.
   [[nodiscard]] bool IsIndex(std::string_view name) const;
 
-  /// Returns true for a name that tells for itself that it is part of the checkpoint.
+  /// Returns true for a name that the format's writers give, or Varve.
   [[nodiscard]] bool FitsPattern(std::string_view name) const;
 
   /// Returns true for a folder that the format's writers make. One without files is then no
