@@ -16,7 +16,7 @@
 #include "agent/shared_memory.h"
 #include "async/submission.h"
 #include "base/checksum.h"
-#include "catalogue/foreign.h"
+#include "catalogue/formats.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "varve/agent.h"
@@ -178,7 +178,7 @@ class MemoryStorage final : public Storage {
   }
 
   bool HasTheSameChecksums(const std::string& directory, const HeldFile& held) {
-    const auto opened = OpenForeign(base_, directory);
+    const auto opened = OpenKnown(base_, directory);
     if (!opened.ok() || opened->metadata.block_bytes != held.image.checksum_block_bytes) {
       return false;
     }

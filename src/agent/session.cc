@@ -51,7 +51,9 @@ Status AgentSession::Submit(std::uint64_t turn, Submission save,
   job->lease = std::move(lease);
   const std::scoped_lock lock(mutex_);
   if (!CanBeSubmitted(state_, turn)) {
-    return FailedPrecondition("turn " + std::to_string(turn) + " is over");
+    return FailedPrecondition("save " + job->save.path +
+                              ": the agent has passed over this submission (number " +
+                              std::to_string(turn) + " of its trainer), or already has it");
   }
   const bool deferred = job->save.deferred.has_value();
   const std::string path = job->save.path;

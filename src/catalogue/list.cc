@@ -4,12 +4,11 @@
 
 #include "base/stop.h"
 #include "catalogue/family.h"
-#include "catalogue/foreign.h"
+#include "catalogue/formats.h"
 #include "catalogue/names.h"
-#include "catalogue/olmo_unfinished.h"
 #include "catalogue/open.h"
-#include "catalogue/own_names.h"
 #include "catalogue/scan.h"
+#include "catalogue/unfinished.h"
 #include "format/commit_record.h"
 #include "pipeline/run_threads.h"
 #include "varve/catalogue.h"
@@ -100,11 +99,7 @@ Result<std::optional<CheckpointEntry>> Examine(Storage& storage, const std::stri
   const auto scan = ScanDataFiles(storage, path);
   const bool is_scanned = scan.ok() && !scan->groups.empty();
   if (const auto files = storage.List(path); files.ok()) {
-    std::optional<Format> format = ShownFormat(*files);
-    if (!format && !is_scanned) {
-      format = ForeignFormat(storage, path, *files);
-    }
-    entry.format = format.value_or(Format::kVarve);
+    entry.format = FormatOf(storage, path, *files).value_or(Format::kVarve);
     for (const DirectoryEntry& file : *files) {
       entry.bytes += is_scanned ? 0 : file.size;  // What is there: its index does not say.
     }
@@ -158,8 +153,8 @@ CheckpointEntry ExamineStale(Storage& storage, const std::string& directory,
 /// nothing for any other.
 std::optional<CheckpointEntry> ExamineUnfinished(Storage& storage, const std::string& path,
                                                  const std::string& name) {
-  const auto target = OlmoUnfinishedTarget(name);
-  const auto found = target ? ReadOlmoUnfinished(storage, path) : std::nullopt;
+  const auto target = UnfinishedTarget(name);
+  const auto found = ReadUnfinished(storage, path);
   if (!found) {
     return std::nullopt;
   }
@@ -181,7 +176,7 @@ CheckpointEntry ExamineQuarantined(Storage& storage, const std::string& path,
       .name = found.name, .state = CheckpointState::kQuarantined, .step = StepFromName(target)};
   entry.detail = target + ": " + NoteText(storage, JoinPath(path, kQuarantineReasonName));
   if (const auto files = storage.List(path); files.ok()) {
-    entry.format = ShownFormat(*files).value_or(Format::kVarve);
+    entry.format = FormatOf(storage, path, *files).value_or(Format::kVarve);
     for (const DirectoryEntry& file : *files) {
       entry.bytes += file.size;
     }
@@ -274,9 +269,9 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
   }
   // A checkpoint that has been displaced is found by a name under which there is no directory.
   if (!listed.ok() && listed.status().code() != StatusCode::kNotFound) {
-    const Status foreign = OpenForeign(storage, directory).status();
-    if (foreign.code() == StatusCode::kNotFound) {
-      return foreign;  // A file of no kind that we know.
+    const Status opened = OpenKnown(storage, directory).status();
+    if (opened.code() == StatusCode::kNotFound) {
+      return opened;  // A file of no kind that we know.
     }
   }
   // Files of a model alone do not make the directory a checkpoint where it holds others: they may
@@ -284,9 +279,7 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
   std::optional<CheckpointEntry> files_beside;
   VARVE_ASSIGN_OR_RETURN(auto self, Examine(storage, directory, BaseName(directory)));
   if (self) {
-    const bool is_model =
-        self->format == Format::kSafetensors || self->format == Format::kTorchSave;
-    if (!listed.ok() || !is_model || HasHfIndex(*listed)) {
+    if (!listed.ok() || !IsPlainModel(storage, directory, *listed)) {
       return std::vector{std::move(*self)};
     }
     files_beside = std::move(self);

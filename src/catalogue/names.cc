@@ -247,8 +247,32 @@ std::optional<std::string> ReasonOfQuarantinedRecord(std::string_view name) {
   return std::string(name) + std::string(kReasonSuffix);
 }
 
+bool FitsName(std::string_view pattern, std::string_view name) {
+  for (; !pattern.empty(); pattern.remove_prefix(1)) {
+    const char c = pattern.front();
+    if (c == '*') {
+      const std::size_t end = std::min(name.find('/'), name.size());
+      std::size_t i = 0;
+      while (i <= end && !FitsName(pattern.substr(1), name.substr(i))) {
+        ++i;
+      }
+      return i <= end;
+    }
+    const bool is_run = c == '#' || c == '%';
+    const std::string_view taken = c == '#'   ? "0123456789"
+                                   : c == '%' ? "0123456789abcdef"
+                                              : pattern.substr(0, 1);
+    const std::size_t count = std::min(name.find_first_not_of(taken), name.size());
+    if (count == 0) {
+      return false;
+    }
+    name.remove_prefix(is_run && !pattern.substr(1).starts_with(c) ? count : 1);
+  }
+  return name.empty();
+}
+
 bool IsDataFileName(std::string_view name) {
-  return name.starts_with("data-") && name.ends_with(".safetensors");
+  return FitsName("data-#-of-#.safetensors", name) || FitsName("data-#-of-#-%.safetensors", name);
 }
 
 }  // namespace varve

@@ -9,14 +9,12 @@
 ///   .NAME.varve-upload         an upload of NAME is to be made
 ///   .NAME.varve-removed-<id>   a checkpoint that is being removed
 ///   .NAME.varve-damaged-<id>   a damaged checkpoint that was put into quarantine; stays until a
-///   user
-///                              removes it
-///   .NAME.varve-old            the previous checkpoint, displaced where names cannot be
-///   exchanged
+///                              user removes it
+///   .NAME.varve-old            the previous checkpoint, displaced where names cannot be exchanged
 /// and inside a directory that a save does not replace:
 ///   .rank-RRRRR.varve-lock     held while rank R writes
 ///   .in-place.varve-lock       held while ranks together save a DCP checkpoint into a directory
-///   that stays
+///                              that stays
 ///   .FILE.varve-part           a data file being written
 /// and, where a checkpoint is published by its record (ConditionalWrites), inside NAME:
 ///   varve-data-<id>            the data files, manifest and side files of one save
@@ -57,8 +55,8 @@ std::string RankLockPath(std::string_view directory, std::uint32_t rank);
 std::string InPlaceLockPath(std::string_view directory);
 std::string PartPath(std::string_view directory, std::string_view file);
 
-/// The name that a damaged checkpoint gets. ParseStaleName does not recognise it: nobody removes it
-/// but a user.
+/// The name that a damaged checkpoint gets. ParseStaleName does not recognise it: only a
+/// user removes it.
 std::string QuarantinedPath(std::string_view path, const SaveId& id);
 /// Returns the NAME of such an entry; nothing for any other.
 std::optional<std::string> ParseQuarantinedName(std::string_view entry);
@@ -121,7 +119,11 @@ inline constexpr std::string_view kRunClaims = ".varve-run";
 inline constexpr std::string_view kRunHistory = "varve-history";
 inline bool IsOfRun(std::string_view name) { return name == kRunClaims || name == kRunHistory; }
 
-/// Returns true for names of data files, "data-00003-of-00008[-id].safetensors".
+/// Returns true for a name that fits a pattern. In a pattern `#` stands for digits (`###`: at least
+/// three), `%` for hexadecimal digits, and `*` for a part of a name; all else stands for itself.
+bool FitsName(std::string_view pattern, std::string_view name);
+
+/// Returns true for the names of data files, "data-00003-of-00008[-id].safetensors".
 bool IsDataFileName(std::string_view name);
 
 }  // namespace varve

@@ -47,5 +47,19 @@ TEST(CheckpointName, IsRefusedWhereItCannotBeMadeOrLooksHidden) {
   }
 }
 
+TEST(FitsName, TakesDigitsAndPartsOfNames) {
+  EXPECT_TRUE(FitsName("rank#.pt", "rank12.pt"));
+  EXPECT_FALSE(FitsName("rank#.pt", "rank.pt"));
+  EXPECT_FALSE(FitsName("rank#.pt", "rank1x.pt"));
+  EXPECT_FALSE(FitsName("rank#.pt", "rank1.pt.bak"));
+  EXPECT_TRUE(FitsName("PART_###.pt", "PART_1000.pt"));
+  EXPECT_FALSE(FitsName("PART_###.pt", "PART_00.pt"));
+  EXPECT_TRUE(FitsName("data-#-of-#-%.safetensors", "data-0-of-2-00ff.safetensors"));
+  EXPECT_FALSE(FitsName("data-#-of-#-%.safetensors", "data-0-of-2-xy.safetensors"));
+  EXPECT_TRUE(FitsName("a/*.distcp", "a/.distcp.distcp"));
+  EXPECT_FALSE(FitsName("a/*.distcp", "a/b/c.distcp"));
+  EXPECT_FALSE(FitsName("*.distcp", "a/c.distcp")) << "a part of a name has no folder in it";
+}
+
 }  // namespace
 }  // namespace varve::test::names_test

@@ -4,7 +4,7 @@
 
 #include "base/checksum.h"
 #include "catalogue/family.h"
-#include "catalogue/foreign.h"
+#include "catalogue/formats.h"
 #include "catalogue/names.h"
 #include "catalogue/own_names.h"
 #include "catalogue/scan.h"
@@ -14,7 +14,6 @@ namespace varve {
 namespace {
 
 constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{2} << 30;
-constexpr std::string_view kRepairHint = "; `varve repair` rebuilds it from the data files";
 
 Result<Metadata> ReadManifest(Storage& storage, const std::string& directory,
                               const CommitRecord& record) {
@@ -47,49 +46,8 @@ Result<Metadata> ReadManifest(Storage& storage, const std::string& directory,
   return metadata;
 }
 
-/// Returns the newest complete set of rank-local files.
-Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory,
-                                  const std::vector<DirectoryEntry>& entries,
-                                  const std::stop_token& stop) {
-  std::vector<NamedSet> complete = GroupByName(entries);
-  std::erase_if(complete, [](const NamedSet& set) { return !set.complete(); });
-  ScanResult scan;
-  if (complete.size() == 1) {  // Files of other saves need not be read.
-    VARVE_ASSIGN_OR_RETURN(scan, ScanSet(storage, directory, complete.front(), stop));
-  }
-  if (scan.groups.empty() || !scan.damaged.empty()) {
-    VARVE_ASSIGN_OR_RETURN(scan, ScanDataFiles(storage, directory, stop));
-  }
-  for (const FileGroup& group : scan.groups) {
-    if (!group.complete()) {
-      continue;
-    }
-    if (!group.files.empty() && group.files[0].header.coordinated) {
-      return DataLoss(directory + ": varve.json is missing" + std::string(kRepairHint));
-    }
-    auto metadata = MergeHeaders(group.files);
-    if (!metadata.ok()) {
-      return metadata.status().Annotate(directory);
-    }
-    OpenedIndex opened{directory, std::move(*metadata), std::nullopt};
-    opened.headers_checked = true;
-    return opened;
-  }
-  if (!scan.damaged.empty()) {
-    return scan.damaged.front();
-  }
-  const FileGroup& newest = scan.groups.front();
-  return FailedPrecondition(directory + " is incomplete: files of " + NameRanks(newest.missing) +
-                            " of a world of " + std::to_string(newest.world_size) + " are missing")
-      .With({.reason = ErrorReason::kIncomplete});
-}
+}  // namespace
 
-bool HoldsDataFiles(const std::vector<DirectoryEntry>& entries) {
-  return std::any_of(entries.begin(), entries.end(),
-                     [](const DirectoryEntry& entry) { return IsDataFileName(entry.name); });
-}
-
-/// `path` is the directory of the record, or the record where it was named itself.
 Result<OpenedIndex> OpenRecord(Storage& storage, const std::string& path, CommitRecord record) {
   const bool named = IsUnlisted(storage, path) && RecordNumber(BaseName(path));
   OpenedIndex opened{named ? ParentPath(path) : path, {}, std::nullopt};
@@ -105,12 +63,14 @@ Result<OpenedIndex> OpenRecord(Storage& storage, const std::string& path, Commit
   return opened;
 }
 
+namespace {
+
 /// Opens what stands at a name on a storage without lists. The name of a file comes first: a server
 /// may refuse to tell whether names below it are there.
 Result<OpenedIndex> OpenUnlisted(Storage& storage, const std::string& path) {
   const bool names_record = RecordNumber(BaseName(path)).has_value();
   if (!names_record) {
-    auto file = OpenForeignFile(storage, path);
+    auto file = OpenKnownFile(storage, path);
     if (file.status().code() != StatusCode::kNotFound &&
         file.status().code() != StatusCode::kFailedPrecondition) {
       return file;
@@ -124,11 +84,11 @@ Result<OpenedIndex> OpenUnlisted(Storage& storage, const std::string& path) {
   if (names_record || (code != StatusCode::kNotFound && code != StatusCode::kFailedPrecondition)) {
     return record.status();
   }
-  auto foreign = OpenForeignUnlisted(storage, path);
+  auto other = OpenKnownUnlisted(storage, path);
   // Where the server refuses, or is not trusted, that is what the user can change.
   const bool refused =
-      foreign.status().code() == StatusCode::kNotFound && code == StatusCode::kFailedPrecondition;
-  return refused ? Result<OpenedIndex>(record.status()) : std::move(foreign);
+      other.status().code() == StatusCode::kNotFound && code == StatusCode::kFailedPrecondition;
+  return refused ? Result<OpenedIndex>(record.status()) : std::move(other);
 }
 
 /// Opens what a directory itself holds, or a file. Errors: NotFound where that is no checkpoint.
@@ -147,22 +107,14 @@ Result<OpenedIndex> OpenAt(Storage& storage, const std::string& path, const std:
       record.status().code() != StatusCode::kInvalidArgument) {  // The path is a file's.
     return record.status();
   }
-  const auto entries = storage.List(path);
-  if (entries.ok() && NewestRecord(*entries) > 1) {  // A copy of a checkpoint of an object store.
-    VARVE_ASSIGN_OR_RETURN(CommitRecord newest, ReadNewestRecord(storage, path, *entries));
-    return OpenRecord(storage, path, std::move(newest));
-  }
-  if (entries.ok() && HoldsDataFiles(*entries)) {
-    return OpenRankLocal(storage, path, *entries, stop);
-  }
-  auto foreign = OpenForeign(storage, path);
-  if (foreign.ok()) {  // Unless a save has published files since the listing.
-    const auto now = storage.List(path);
-    if (now.ok() && HoldsDataFiles(*now)) {
-      return OpenRankLocal(storage, path, *now, stop);
+  auto opened = OpenKnown(storage, path, stop);
+  if (opened.ok() && opened->metadata.format != Format::kVarve) {
+    const auto now = storage.List(path);  // A save may have published files since the first list.
+    if (now.ok() && FormatOf(storage, path, *now) == Format::kVarve) {
+      return OpenKnown(storage, path, stop);
     }
   }
-  return foreign;
+  return opened;
 }
 
 /// Opens what is under the name, or what an overwrite has moved aside from it.
@@ -241,7 +193,7 @@ bool WasReplaced(Storage& storage, const OpenedIndex& index) {
   const std::string data =
       index.metadata.files.empty() ? "" : DataDirectoryOf(index.metadata.files.front().name);
   if (index.metadata.format != Format::kVarve && !data.empty()) {
-    const auto names = ForeignFileNames(storage, index.home());
+    const auto names = IndexedNames(storage, index.home());
     const auto is_ours = [&](const std::string& name) { return DataDirectoryOf(name) == data; };
     return names.ok() ? std::none_of(names->begin(), names->end(), is_ours)
                       : names.status().code() == StatusCode::kNotFound;

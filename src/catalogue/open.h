@@ -3,6 +3,7 @@
 
 #include <stop_token>
 #include <string>
+#include <string_view>
 
 #include "catalogue/family.h"
 #include "catalogue/opened.h"
@@ -26,5 +27,11 @@ Result<OpenedIndex> OpenWanted(Storage& storage, const std::string& path,
 /// checkpoint aside, or a removal. False for other software's formats, which do not tell one save
 /// from another; but for those whose saves have a data directory each.
 bool WasReplaced(Storage& storage, const OpenedIndex& index);
+
+/// Opens the checkpoint of a record, which is in the directory `path`, or is `path` where it was
+/// named itself. Errors: DataLoss where the manifest is not the one that the record commits to.
+Result<OpenedIndex> OpenRecord(Storage& storage, const std::string& path, CommitRecord record);
+
+inline constexpr std::string_view kRepairHint = "; `varve repair` rebuilds it from the data files";
 
 }  // namespace varve

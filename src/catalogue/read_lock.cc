@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "catalogue/foreign.h"
+#include "catalogue/formats/dcp.h"
 #include "format/commit_record.h"
 
 namespace varve {

@@ -55,16 +55,8 @@ std::optional<std::uint32_t> TakeNumber(std::string_view* text) {
   return number;
 }
 
-bool TakeText(std::string_view* text, std::string_view expected) {
-  if (!text->starts_with(expected)) {
-    return false;
-  }
-  text->remove_prefix(expected.size());
-  return true;
-}
-
 std::optional<ParsedName> ParseName(std::string_view name) {
-  if (!IsDataFileName(name) || !TakeText(&name, "data-")) {
+  if (!TakeText(&name, "data-")) {
     return std::nullopt;
   }
   const auto rank = TakeNumber(&name);

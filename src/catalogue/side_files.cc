@@ -7,7 +7,7 @@
 
 #include "base/bytes.h"
 #include "base/checksum.h"
-#include "catalogue/foreign.h"
+#include "catalogue/formats/hf.h"
 #include "catalogue/own_names.h"
 #include "format/relative_name.h"
 #include "interop/safetensors/hf_checksums.h"

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "catalogue/foreign.h"
+#include "catalogue/formats.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/side_files.h"
@@ -28,12 +28,8 @@ Result<std::string> DirectoryOfFiles(Storage& storage, const std::string& direct
       data.push_back(entry.name);
     }
   }
-  const bool dcp = FindEntry(entries, kDcpIndexName) != nullptr;
-  if (data.size() > 1 && (dcp || FindEntry(entries, kHfIndexName) != nullptr)) {
-    // One is the checkpoint's; what dead saves have left lies beside it.
-    VARVE_ASSIGN_OR_RETURN(const auto names,
-                           dcp ? NamesInDcpIndex(storage, JoinPath(directory, kDcpIndexName))
-                               : NamesInHfIndex(storage, JoinPath(directory, kHfIndexName)));
+  if (data.size() > 1) {  // One is the checkpoint's; what dead saves have left lies beside it.
+    VARVE_ASSIGN_OR_RETURN(const auto names, IndexedNames(storage, directory, entries));
     std::erase_if(data, [&](const std::string& one) {
       return std::none_of(names.begin(), names.end(),
                           [&](const std::string& name) { return DataDirectoryOf(name) == one; });

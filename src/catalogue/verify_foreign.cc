@@ -14,7 +14,7 @@
 #include "base/stop.h"
 #include "catalogue/chunk_source.h"
 #include "catalogue/files.h"
-#include "catalogue/foreign.h"
+#include "catalogue/formats/hf.h"
 #include "catalogue/names.h"
 #include "catalogue/side_files.h"
 #include "interop/torch/archive.h"

@@ -8,7 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/checksum.h"
-#include "catalogue/foreign.h"
+#include "catalogue/formats/hf.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "convert/writers.h"
@@ -94,8 +94,8 @@ std::vector<FileSegment> SegmentsOf(const PlannedFile& file, std::size_t first_i
   return segments;
 }
 
-/// Returns the files of the folder that do not tell for themselves whose they are. Both arguments
-/// must outlive what is returned.
+/// Returns the files that the folder will have under names which a user's files may have too. Both
+/// arguments must outlive what is returned.
 std::vector<BroughtFile> BroughtBy(const std::vector<PlannedFile>& files,
                                    const std::vector<SideFile>& others) {
   std::vector<BroughtFile> brought{{std::string(kHfIndexName)}, {std::string(kHfChecksumsName)}};

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "catalogue/foreign.h"
+#include "catalogue/formats/hf.h"
 #include "convert/writers.h"
 #include "varve/catalogue.h"
 

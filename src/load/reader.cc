@@ -16,7 +16,7 @@
 #include "base/trace.h"
 #include "catalogue/chunk_source.h"
 #include "catalogue/files.h"
-#include "catalogue/foreign.h"
+#include "catalogue/formats.h"
 #include "catalogue/open.h"
 #include "catalogue/read_lock.h"
 #include "catalogue/side_files.h"
@@ -271,7 +271,7 @@ Result<std::unique_ptr<CheckpointReader>> CheckpointReader::OpenOwnRanks(const s
                                                                          std::uint32_t world_size,
                                                                          Storage& storage) {
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
-  VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenForeignOfOwnRanks(storage, where, world_size));
+  VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenKnownOfOwnRanks(storage, where, world_size));
   return std::unique_ptr<CheckpointReader>(
       new CheckpointReader(std::make_unique<Impl>(storage, std::move(index))));
 }

@@ -1,6 +1,9 @@
 // Runs on a real disk: which steps there are, which is the newest, what prune, pins, quarantine and
 // the lock of a run do.
 
+#include <chrono>
+#include <filesystem>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -298,6 +301,19 @@ TEST_F(Run, HasOneJobAtATimeAndASecondLearnsWhoHasIt) {
   first->reset();
   EXPECT_TRUE(IsOk(LockRun(Path("run"), "me")));
   EXPECT_THAT(PosixStorage().List(Path("run")).value(), IsEmpty());
+}
+
+TEST_F(Run, AFileThatAUserAddsLaterDoesNotMakeAStepNewer) {
+  Save("step-1");
+  const auto before = ListSteps(dir_.path());
+  ASSERT_TRUE(IsOk(before));
+  const std::string added = Path("step-1/config.yaml");
+  ASSERT_TRUE(IsOk(test::Rewrite(PosixStorage(), added, "a: 1")));
+  std::filesystem::last_write_time(
+      added, std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  const auto after = ListSteps(dir_.path());
+  ASSERT_TRUE(IsOk(after));
+  EXPECT_EQ(after->at(0).time_ns, before->at(0).time_ns);
 }
 
 }  // namespace

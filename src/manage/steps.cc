@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "base/ascii.h"
-#include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
@@ -29,6 +28,7 @@ Result<std::int64_t> WrittenAt(Storage& storage, const std::string& path,
   if (!entries.ok()) {
     return there == nullptr ? 0 : there->modified_ns;
   }
+  const OwnNames names(storage, path, *entries);
   std::int64_t of_index = 0;
   std::int64_t newest = 0;
   for (const DirectoryEntry& entry : *entries) {
@@ -36,8 +36,7 @@ Result<std::int64_t> WrittenAt(Storage& storage, const std::string& path,
       continue;
     }
     newest = std::max(newest, entry.modified_ns);
-    if (RecordNumber(entry.name) || IsDcpIndexName(entry.name) || entry.name == kHfIndexName ||
-        entry.name == kUploadMark || entry.name == kOlmoMark) {
+    if (names.IsIndex(entry.name) || entry.name == kUploadMark) {
       of_index = std::max(of_index, entry.modified_ns);
     }
   }

@@ -4,7 +4,7 @@
 #include <chrono>
 
 #include "base/time_source.h"
-#include "catalogue/foreign.h"
+#include "catalogue/formats/hf.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"

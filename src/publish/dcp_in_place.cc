@@ -35,7 +35,7 @@
 #include <set>
 #include <utility>
 
-#include "catalogue/foreign.h"
+#include "catalogue/formats/dcp.h"
 #include "catalogue/names.h"
 #include "catalogue/own_names.h"
 #include "interop/dcp/data_name.h"
@@ -115,7 +115,7 @@ Status Renamed::Lock(std::vector<std::string>* conflicts) {
 }
 
 Status Renamed::CheckPlace(const std::vector<DirectoryEntry>& entries, Overwrite overwrite) const {
-  const auto format = ShownFormat(entries);
+  const auto format = ShownFormat(storage_, path_, entries);
   const bool native = format == Format::kVarve;
   if (rank_ && (native || FindEntry(entries, kDcpIndexName) != nullptr)) {
     return WouldNeverBeRead(path_);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "catalogue/foreign.h"
+#include "catalogue/formats/dcp.h"
 #include "catalogue/names.h"
 #include "catalogue/own_names.h"
 #include "interop/dcp/data_name.h"
@@ -65,7 +65,7 @@ bool DcpReplacesDirectory(const std::string& path, Storage& storage) {
   if (!entries.ok() || entries->empty()) {
     return true;
   }
-  const auto format = ShownFormat(*entries);
+  const auto format = ShownFormat(storage, path, *entries);
   if (format == Format::kVarve) {
     return true;
   }

@@ -21,7 +21,7 @@
 //     later uploads from TO.
 //
 // A layout without an index (hfai's) gets a MARK of the upload's own, .varve-uploaded. Readers of
-// such a layout that find the claim without MARK open nothing (catalogue/foreign.cc).
+// such a layout that find the claim without MARK open nothing (catalogue/formats.cc).
 //
 // An upload that fails removes what it wrote, but MARK, which it has not written. It first looks
 // whether the claim is its own and no MARK is there: otherwise the files may be another writer's.
@@ -278,7 +278,7 @@ Status CheckMayTake(Storage& storage, const std::string& path) {
     return Status::Ok();
   }
   VARVE_RETURN_IF_ERROR(entries.status());
-  const auto format = ShownFormat(*entries);
+  const auto format = ShownFormat(storage, path, *entries);
   if (format && *format != Format::kHfai) {
     return FailedPrecondition(path + " holds a checkpoint of another format (" +
                               std::string(FormatName(*format)) +

@@ -5,9 +5,9 @@
 
 #include "base/stop.h"
 #include "catalogue/names.h"
-#include "catalogue/olmo_unfinished.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
+#include "catalogue/unfinished.h"
 #include "publish/families.h"
 #include "publish/replaced.h"
 #include "publish/save_id.h"
@@ -91,12 +91,12 @@ class Collector {
   /// One with OLMo's mark of a whole checkpoint may be the only copy: it stays.
   Status Unfinished(const std::string& directory, const std::vector<DirectoryEntry>& entries) {
     for (const DirectoryEntry& entry : entries) {
-      if (!entry.is_directory || entry.is_link || !OlmoUnfinishedTarget(entry.name)) {
+      if (!entry.is_directory || entry.is_link || !UnfinishedTarget(entry.name)) {
         continue;
       }
       VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       const std::string path = JoinPath(directory, entry.name);
-      const auto found = ReadOlmoUnfinished(storage_, path);
+      const auto found = ReadUnfinished(storage_, path);
       if (!found || found->has_mark) {
         continue;
       }
@@ -168,7 +168,7 @@ class Collector {
 
   /// Removes the files that were found, and directories only if they are empty then: a file that
   /// came since stays.
-  Status RemoveUnfinished(const std::string& path, const OlmoUnfinished& found) {
+  Status RemoveUnfinished(const std::string& path, const varve::Unfinished& found) {
     for (const std::string& file : found.files) {
       VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       VARVE_RETURN_IF_ERROR(storage_.Remove(JoinPath(path, file)));

@@ -55,7 +55,9 @@
 
 #include "base/patience.h"
 #include "catalogue/family.h"
-#include "catalogue/foreign.h"
+#include "catalogue/formats.h"
+#include "catalogue/formats/dcp.h"
+#include "catalogue/formats/hf.h"
 #include "catalogue/names.h"
 #include "catalogue/own_names.h"
 #include "catalogue/side_files.h"
@@ -169,9 +171,9 @@ Status IndexCommit::Publish(const std::vector<DataFile>& files,
 }
 
 /// Refuses a directory in which readers would open something else than INDEX.
-Status CheckNothingElse(const std::string& path, const std::vector<DirectoryEntry>& entries,
-                        const IndexTerms& index) {
-  const auto format = ShownFormat(entries);
+Status CheckNothingElse(Storage& storage, const std::string& path,
+                        const std::vector<DirectoryEntry>& entries, const IndexTerms& index) {
+  const auto format = ShownFormat(storage, path, entries);
   if (format && *format != index.format) {
     return FailedPrecondition(path + " holds a checkpoint of another format (" +
                               std::string(FormatName(*format)) +
@@ -188,9 +190,7 @@ Status CheckNothingElse(const std::string& path, const std::vector<DirectoryEntr
 /// An index that cannot be read names nothing: an overwrite is the way to get rid of it.
 Status AddNamed(Storage& storage, const std::string& directory, const std::string& index,
                 std::set<std::string>* named) {
-  // Of a Hugging Face folder with its side files.
-  const auto names = index == kHfIndexName ? ForeignFileNames(storage, directory)
-                                           : NamesInDcpIndex(storage, JoinPath(directory, index));
+  const auto names = NamesInIndex(storage, JoinPath(directory, index));
   if (!names.ok() && names.status().code() == StatusCode::kUnavailable) {
     return names.status();
   }
@@ -294,7 +294,7 @@ Result<std::unique_ptr<IndexSlot>> SlotOfIndex(Storage& storage, const std::stri
                               "there, or has died. If it has, remove " +
                               JoinPath(path, kUploadClaim));
   }
-  VARVE_RETURN_IF_ERROR(CheckNothingElse(path, entries, index));
+  VARVE_RETURN_IF_ERROR(CheckNothingElse(storage, path, entries, index));
   const bool taken =
       index.rank ? FindEntry(entries, index.name) != nullptr : IsCheckpoint(storage, path, entries);
   const bool free = index.beside_others || AreLeftovers(entries, terms.brought);

@@ -9,7 +9,9 @@
 #include "base/stop.h"
 #include "base/time_source.h"
 #include "catalogue/family.h"
-#include "catalogue/foreign.h"
+#include "catalogue/formats.h"
+#include "catalogue/formats/dcp.h"
+#include "catalogue/formats/hf.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
@@ -60,8 +62,7 @@ bool IsForeignIndex(const DirectoryEntry& entry) {
 /// Adds the data directories that an index of another format names.
 Status AddIndexed(Storage& storage, const std::string& path, const std::string& index,
                   Found* found) {
-  const auto names = index == kHfIndexName ? NamesInHfIndex(storage, JoinPath(path, index))
-                                           : NamesInDcpIndex(storage, JoinPath(path, index));
+  const auto names = NamesInIndex(storage, JoinPath(path, index));
   switch (names.status().code()) {
     case StatusCode::kOk: break;
     case StatusCode::kNotFound: return Status::Ok();  // Gone since.

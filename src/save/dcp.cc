@@ -1,5 +1,7 @@
 // PyTorch's format: a file of torch.save archives for each rank, and `.metadata` as the index.
 
+#include "catalogue/formats/dcp.h"
+
 #include <algorithm>
 #include <cstddef>
 #include <map>
@@ -383,7 +385,7 @@ const WrittenFormat kDcpFormat{.format = Format::kDcp,
                                .holds_variants = false,
                                .check = CheckDcp,
                                .lay_out = LayOutDcpFile,
-                               .index_name = ".metadata",
+                               .index_name = kDcpIndexName,
                                .make_index = MakeDcpIndex};
 
 }  // namespace varve

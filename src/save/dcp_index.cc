@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "catalogue/formats/dcp.h"
 #include "interop/dcp/checksums.h"
 #include "interop/dcp/data_name.h"
 #include "interop/dcp/encode.h"
@@ -94,7 +95,8 @@ Result<CheckpointIndex> DcpIndexBuilder::Finish(const std::optional<Value>& stru
   for (DataFile& file : metadata.files) {
     file.name.erase(0, below.size());
   }
-  return CheckpointIndex{std::move(metadata.files), {{".metadata", std::move(index)}}};
+  return CheckpointIndex{std::move(metadata.files),
+                         {{std::string(kDcpIndexName), std::move(index)}}};
 }
 
 Result<std::string> EncodeDcpIndex(const Metadata& metadata, const Value* structure) {

@@ -77,7 +77,7 @@ Result<bool> CheckTarget(Storage& storage, const std::string& path, const SaveId
                            "cannot replace it, choose another name");
     }
   }
-  if (const auto format = ShownFormat(entries);
+  if (const auto format = ShownFormat(storage, path, entries);
       format && *format != Format::kVarve && IsCheckpoint(storage, path, entries)) {
     return AlreadyExists(path + " holds a checkpoint of another format (" +
                          std::string(FormatName(*format)) +

@@ -80,8 +80,8 @@ struct WrittenFormat {
   /// data and SettledSave::layout. Errors: InvalidArgument, Unimplemented, naming the tensor or
   /// value.
   Result<RankFile> (*lay_out)(const State* state, const SettledSave& settled) = nullptr;
-  /// Returns the names in the checkpoint's directory that the save will bring and that do not tell
-  /// for themselves whose they are, on the coordinator; null where there are none.
+  /// Returns those names of files that the save will write which a user's files in the checkpoint's
+  /// directory may have too, on the coordinator; null where there are none.
   std::vector<std::string> (*names)(const SettledSave& settled) = nullptr;
   /// The name of its index, where that says of each data file where it is; empty where there is
   /// none, and data files have names that are fixed. Then `names` gives all of them.

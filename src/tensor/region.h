@@ -81,8 +81,8 @@ class Region {
                                                                 : item_size_;
   }
 
-  /// Returns the memory that is bytes [chunk_begin, chunk_begin + size) of the chunk, where the
-  /// region is all of one piece in both; nothing otherwise.
+  /// Returns the memory of bytes [chunk_begin, chunk_begin + size) of the chunk; nothing where the
+  /// region is several runs in the chunk, or in memory.
   [[nodiscard]] std::optional<std::span<const std::byte>> Contiguous(std::uint64_t chunk_begin,
                                                                      std::uint64_t size) const {
     if (run_count_ != 1 || inner_step_ != static_cast<std::int64_t>(item_size_)) {

@@ -30,7 +30,8 @@ Result<std::vector<RecordSum>> SumsOfArchive(ReadableFile& file, const std::stri
   };
   constexpr std::string_view kZip = "PK";  // torch.save can write plain pickles too.
   if (file.size() < kZip.size()) {
-    return DataLoss("an archive of " + std::to_string(file.size()) + " bytes");
+    return DataLoss("the file has " + std::to_string(file.size()) +
+                    " bytes: too few for anything that torch.save writes");
   }
   VARVE_ASSIGN_OR_RETURN(const std::string begin, read(0, kZip.size()));
   if (begin != kZip) {

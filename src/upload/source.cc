@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "catalogue/foreign.h"
+#include "catalogue/formats/dcp.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "publish/other_files.h"
@@ -12,9 +12,8 @@ namespace varve {
 namespace {
 
 /// Returns true for hidden files of Varve's that are in a checkpoint's directory for a while.
-bool IsTransient(const std::string& name) {
-  const std::string base = BaseName(name);
-  return base.starts_with('.') && !IsDcpIndexName(base);
+bool IsTransient(const OwnFile& file) {
+  return BaseName(file.name).starts_with('.') && !file.is_index;
 }
 
 Result<std::uint64_t> SizeOf(Storage& storage, const std::string& name) {
@@ -59,7 +58,7 @@ Status AddForeignFiles(Storage& storage, UploadSource* source) {
   source->left_out = LeftOut(found);
   for (const OwnFile& file : found.own) {
     source->marked = source->marked || file.name == kUploadMark;
-    if (IsTransient(file.name)) {
+    if (IsTransient(file)) {
       continue;
     }
     if (file.is_index) {

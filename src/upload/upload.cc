@@ -30,7 +30,7 @@
 #include "base/fields.h"
 #include "base/guarded.h"
 #include "base/time_source.h"
-#include "catalogue/foreign.h"
+#include "catalogue/formats/dcp.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/side_files.h"

@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "catalogue/foreign.h"
+#include "catalogue/formats.h"
 #include "crash/s3_faults.h"
 #include "varve/catalogue.h"
 #include "varve/convert.h"
@@ -54,7 +54,7 @@ class S3FaultsOfHf : public S3Faults {
 
   /// Checks that there is nothing but the index, what it names, and the side file.
   static void ExpectNothingElse(const S3Server& server, Storage& storage) {
-    const auto names = ForeignFileNames(storage, kS3Path);
+    const auto names = IndexedNames(storage, kS3Path);
     const std::string below = "bucket/run/step-1/";
     for (const auto& [key, content] : server.objects()) {
       EXPECT_TRUE(!key.starts_with("bucket/run/") || key == kIndex || key == kConfig ||

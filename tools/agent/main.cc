@@ -29,16 +29,14 @@ namespace {
 constexpr const char* kHelp =
     "varve-agent [--directory DIR] [--idle SECONDS] [--peer-timeout SECONDS] [--detach]\n"
     "\n"
-    "Writes the checkpoints that trainers on this node submit to it, also when they are "
-    "killed.\n"
+    "Writes the checkpoints that trainers on this node submit to it, also when they are killed.\n"
     "Trainers start it when they need it; `varve agent` says what it does.\n"
     "\n"
     "  --directory DIR           where it listens; must be the user's alone\n"
     "  --idle SECONDS            ends after so long without trainers and work ($VARVE_AGENT_IDLE, "
     "or "
     "600)\n"
-    "  --peer-timeout SECONDS    how long a dead trainer's save waits for ranks that sent nothing "
-    "(900)\n"
+    "  --peer-timeout SECONDS    how long a dead trainer's save waits for ranks that sent nothing (900)\n"
     "  --detach                  return as soon as it listens, and go on in the background\n"
     "  --version                 print the version\n";
 

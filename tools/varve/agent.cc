@@ -18,8 +18,7 @@ namespace varve::cli {
 namespace {
 
 constexpr const char* kHelp =
-    "The agent writes the checkpoints that trainers of this user submit to it on this node, "
-    "also\n"
+    "The agent writes the checkpoints that trainers of this user submit to it on this node, also\n"
     "when they are killed, and keeps in memory what they saved last. Trainers start it when they\n"
     "need it; it ends itself when it has had nothing to do for a while.\n"
     "\n"
@@ -27,19 +26,15 @@ constexpr const char* kHelp =
     "/tmp/varve-UID.";
 constexpr const char* kStatusHelp = "Exits with 0 also when no agent runs.";
 constexpr const char* kDrainHelp =
-    "To be called before the newest checkpoint is looked for, when a trainer was killed: what it "
-    "had\n"
+    "To be called before the newest checkpoint is looked for, when a trainer was killed: what it had\n"
     "submitted may still be on its way. Done at once when no agent runs.";
 constexpr const char* kStopHelp =
-    "Waits as drain does. What the agent keeps in memory goes; checkpoints stay. Trainers that "
-    "save\n"
+    "Waits as drain does. What the agent keeps in memory goes; checkpoints stay. Trainers that save\n"
     "again start another one.";
 
 constexpr const char* kLogHelp =
-    "Prints what agents have written to agent.log, and before that to agent.log.1: a line for "
-    "each\n"
-    "thing that happened, with time, level, rank, checkpoint and the trainer's process. The agent "
-    "begins\n"
+    "Prints what agents have written to agent.log, and before that to agent.log.1: a line for each\n"
+    "thing that happened, with time, level, rank, checkpoint and the trainer's process. The agent begins\n"
     "another file at 1 MiB and keeps one old one. Works also when no agent runs.";
 
 struct Options {

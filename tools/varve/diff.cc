@@ -12,10 +12,8 @@ namespace varve::cli {
 namespace {
 
 constexpr const char* kHelp =
-    "Compares two checkpoints of any formats by name. For each tensor that differs it says how "
-    "many\n"
-    "elements do, and the largest absolute and relative error (|a - b| / max(|a|, |b|)). Types "
-    "that\n"
+    "Compares two checkpoints of any formats by name. For each tensor that differs it says how many\n"
+    "elements do, and the largest absolute and relative error (|a - b| / max(|a|, |b|)). Types that\n"
     "differ are reported, and their values compared as numbers. NaN equals NaN, and 0 equals -0.\n"
     "\n"
     "Exits with 0 when all is equal, 1 when anything differs, 2 when one could not be read.";

@@ -15,14 +15,11 @@ constexpr const char* kHelp =
     "gets its name back. Files that a user put beside a checkpoint while it was overwritten are\n"
     "moved to the directory that has its name; one whose name is taken there stays and is listed.\n"
     "\n"
-    "OLMo writes a checkpoint stepN under the name stepN-tmp (stepN-unsharded-tmp). One that a "
-    "dead\n"
-    "save has left is removed too, a day after its last change, if every file in it has a name "
-    "that\n"
+    "OLMo writes a checkpoint stepN under the name stepN-tmp (stepN-unsharded-tmp). One that a dead\n"
+    "save has left is removed too, a day after its last change, if every file in it has a name that\n"
     "OLMo gives and config.yaml, which OLMo writes last, is missing. With anything else it stays.\n"
     "\n"
-    "It is never needed for correctness: stale files are invisible to loads, and the next save of "
-    "the\n"
+    "It is never needed for correctness: stale files are invisible to loads, and the next save of the\n"
     "same name removes them.";
 
 struct Options {

@@ -31,8 +31,7 @@ constexpr const char* kHelp =
     "  damaged      the index or a file is missing, or not of its size; see `varve verify`\n"
     "  displaced    whole, under a hidden name since an overwrite was interrupted; loads by its\n"
     "               own name, and `varve gc` gives it back\n"
-    "  saving       a save is under way; of one that this node's agent has, how far it is and "
-    "since\n"
+    "  saving       a save is under way; of one that this node's agent has, how far it is and since\n"
     "               when, as in `varve agent status` (\"kept\": written if the trainer ends).\n"
     "               In an object store also what a save has written that died within a day\n"
     "  stale        of a dead save; `varve gc` removes it\n"
@@ -41,8 +40,7 @@ constexpr const char* kHelp =
     "  quarantined  damaged, and taken out of the way by a resume, under a hidden name, for the\n"
     "               reason given; `varve rm` removes it, renaming it brings it back\n"
     "A checkpoint that is pinned, or whose upload is not done, says so; no retention removes it.\n"
-    "The step is the number after \"step\", \"checkpoint\", \"ckpt\" or \"iter\" in the name, else "
-    "the\n"
+    "The step is the number after \"step\", \"checkpoint\", \"ckpt\" or \"iter\" in the name, else the\n"
     "only number in it.\n"
     "Reads indexes, not data: fast on checkpoints of any size.";
 

@@ -9,8 +9,7 @@ namespace varve::cli {
 namespace {
 
 constexpr const char* kHelp =
-    "Rebuilds the index (manifest.bin and varve.json) of a checkpoint from the headers of its "
-    "data\n"
+    "Rebuilds the index (manifest.bin and varve.json) of a checkpoint from the headers of its data\n"
     "files, byte for byte as it was. Also turns a complete set of files that ranks have saved\n"
     "without coordination into a committed checkpoint.\n"
     "\n"

@@ -36,7 +36,7 @@ JobEnd EndOf(const HistoryJob& job, const HistoryJob* next, const RunHistory& hi
     return end;
   }
   const double saved = last != nullptr ? last->began : std::max(job.start, job.ready);
-  // When a job was killed nobody has noted; it was before the next one began.
+  // No process has noted when a job was killed; it was before the next one began.
   const double over = job.outcome || next == nullptr ? job.last : next->start;
   end.lost = std::max(over - saved, 0.0);
   return end;

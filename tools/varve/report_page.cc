@@ -325,8 +325,8 @@ std::string ChartData(const ReportData& data) {
   return safe;
 }
 
-/// Returns 32 hex digits that nobody who wrote into the run could know: only scripts of the page's
-/// own carry them.
+/// Returns 32 hex digits that no process which wrote into the run could know: only scripts of the
+/// page's own carry them.
 std::string Nonce() {
   std::random_device random;
   std::string nonce;

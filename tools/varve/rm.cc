@@ -10,8 +10,7 @@ namespace {
 
 constexpr const char* kHelp =
     "Removes a checkpoint: its directory with all that is in it, also files that varve has not\n"
-    "written, which it lists. The directory loses its name first, so that no reader ever sees half "
-    "a\n"
+    "written, which it lists. The directory loses its name first, so that no reader ever sees half a\n"
     "checkpoint; if the removal is interrupted, `varve gc` finishes it. Refuses what is not a\n"
     "checkpoint, and one that is being saved or is pinned. If the path is a symbolic link, only\n"
     "the link is removed.";

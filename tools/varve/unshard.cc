@@ -9,8 +9,7 @@ namespace {
 
 constexpr const char* kHelp =
     "Writes a sharded checkpoint of any layout and world size unsharded:\n"
-    "  torch        a directory with model.pt, optim.pt and train.pt, and the source's "
-    "config.yaml:\n"
+    "  torch        a directory with model.pt, optim.pt and train.pt, and the source's config.yaml:\n"
     "               OLMo's unsharded checkpoint\n"
     "  safetensors  one file; tensors only\n"
     "  hf           a folder: files of at most --shard-size and model.safetensors.index.json;\n"
@@ -18,12 +17,9 @@ constexpr const char* kHelp =
     "  dcp          a PyTorch Distributed Checkpoint\n"
     "  varve        a native checkpoint\n"
     "State that belongs to one rank (train/rank1, ...) is left out; train.pt is rank 0's.\n"
-    "Nothing in the source is ever run. Tensors stream through bounded memory, whatever the size "
-    "and\n"
-    "the number of ranks, and DST appears whole or not at all. A run that was killed goes on when "
-    "it\n"
-    "is called again: files of a torch directory that are whole are not written again. In an "
-    "object\n"
+    "Nothing in the source is ever run. Tensors stream through bounded memory, whatever the size and\n"
+    "the number of ranks, and DST appears whole or not at all. A run that was killed goes on when it\n"
+    "is called again: files of a torch directory that are whole are not written again. In an object\n"
     "store a torch directory is written anew, and --overwrite removes the old one first.";
 
 struct Options {

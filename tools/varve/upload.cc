@@ -15,17 +15,14 @@ namespace {
 
 constexpr const char* kHelp =
     "Copies a checkpoint that is published to another storage, such as s3://bucket/run/step-100.\n"
-    "The copy is a checkpoint of the same save, with its side files. It becomes visible when all "
-    "of\n"
+    "The copy is a checkpoint of the same save, with its side files. It becomes visible when all of\n"
     "it is there; what is interrupted leaves nothing visible. Checksums that the files carry are\n"
     "compared while they are read: a damaged file is not uploaded.\n"
     "\n"
     "If DST holds the same save already, there is nothing to do. Layouts of other software have\n"
-    "fixed names of files (PyTorch DCP, OLMo, Hugging Face). In an object store their old "
-    "checkpoint\n"
+    "fixed names of files (PyTorch DCP, OLMo, Hugging Face). In an object store their old checkpoint\n"
     "cannot stay until the new one is whole: --in-place removes its index first.\n"
-    "Files of the directory that are no part of the checkpoint (for a folder of Hugging Face's, "
-    "what\n"
+    "Files of the directory that are no part of the checkpoint (for a folder of Hugging Face's, what\n"
     "its Trainer keeps beside the model) are not copied, and are named.\n"
     "When it is done, the note of a pending upload from SRC to DST (see `varve ls`) is removed.";
 

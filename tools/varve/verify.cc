@@ -14,8 +14,7 @@ namespace {
 
 constexpr const char* kHelp =
     "Re-reads every byte of a checkpoint and compares all checksums, and the index with what the\n"
-    "data files say of themselves. Of a checkpoint of other software it opens every item and "
-    "compares\n"
+    "data files say of themselves. Of a checkpoint of other software it opens every item and compares\n"
     "the checksums that there are; notes say what has none. Each damaged stretch is printed with "
     "its file, its bytes\n"
     "[begin, end) and the tensors and values that lie there; the rest still loads.\n"

@@ -1,7 +1,7 @@
 """The manager of a run, for any backend: what `varve.CheckpointManager` and that of `varve.torch` share.
 
-What a call of `save` costs where it does not save: a look at the verdict of rank 0, which has come while the
-step was computed (_agreement.py). What follows a save is in _followup.py, where a run goes on in _resume.py.
+A call of `save` that saves nothing only looks at the decision of rank 0, which has arrived while the step was
+computed (_agreement.py). What follows a save is in _followup.py, where a run goes on in _resume.py.
 """
 
 from __future__ import annotations

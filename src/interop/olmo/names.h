@@ -14,6 +14,13 @@ namespace varve {
 /// Returns a name without the `_fsdp_wrapped_module.` that FSDP puts wherever it wraps a module.
 std::string CleanName(std::string_view name);
 
+/// OLMo writes this file last. It has the configuration of the training.
+inline constexpr std::string_view kOlmoMark = "config.yaml";
+/// OLMo-core's own mark of a whole checkpoint.
+inline constexpr std::string_view kOlmoCoreMark = ".metadata.json";
+/// The folder of a DCP checkpoint in OLMo's `torch_new` layout and in OLMo-core's.
+inline constexpr std::string_view kModelAndOptim = "model_and_optim";
+
 /// Returns R of the file name PREFIX{R}SUFFIX; nothing for other names, for leading zeros, and for
 /// more than nine digits.
 std::optional<std::uint32_t> RankInName(std::string_view name, std::string_view prefix,

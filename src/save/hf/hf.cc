@@ -15,6 +15,8 @@
 // it (own_files.h): one process, ranks with replicas, whole files of a stage of a pipeline. Where
 // no rank does, all write pieces first (pieces.h).
 
+#include "catalogue/formats/hf.h"
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -26,7 +28,6 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "catalogue/foreign.h"
 #include "interop/safetensors/decode.h"
 #include "interop/safetensors/encode.h"
 #include "interop/safetensors/hf_checksums.h"

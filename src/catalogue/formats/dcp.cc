@@ -1,5 +1,7 @@
 // PyTorch Distributed Checkpoint: a directory with `.metadata`, or with the `__R.metadata` of ranks
-// 0 to the last (saved without collectives).
+// 0 to the last (saved without collectives). Where both are there, all ranks' index counts.
+
+#include "catalogue/formats/dcp.h"
 
 #include <algorithm>
 #include <charconv>
@@ -7,8 +9,7 @@
 #include <utility>
 
 #include "catalogue/chunk_source.h"
-#include "catalogue/foreign.h"
-#include "catalogue/foreign/layout.h"
+#include "catalogue/formats/opening.h"
 #include "catalogue/names.h"
 #include "interop/dcp/checksums.h"
 #include "interop/dcp/metadata.h"
@@ -40,6 +41,10 @@ Result<Decoded> DecodeIndexFile(Storage& storage, const std::string& path) {
   return decoded;
 }
 
+std::string RankIndexName(std::uint64_t rank) {
+  return "__" + std::to_string(rank) + std::string(kDcpIndexName);
+}
+
 /// Returns R of "__R.metadata", or nothing.
 std::optional<std::uint32_t> RankOfIndex(std::string_view name) {
   constexpr std::string_view kPrefix = "__";
@@ -55,7 +60,7 @@ std::optional<std::uint32_t> RankOfIndex(std::string_view name) {
              : std::nullopt;
 }
 
-std::vector<std::uint32_t> RanksOf(const ForeignFolder& folder) {
+std::vector<std::uint32_t> RanksOf(const ListedFolder& folder) {
   std::vector<std::uint32_t> ranks;
   for (const DirectoryEntry& entry : folder.entries) {
     if (const auto rank = RankOfIndex(entry.name); rank && !entry.is_directory) {
@@ -65,8 +70,6 @@ std::vector<std::uint32_t> RanksOf(const ForeignFolder& folder) {
   std::sort(ranks.begin(), ranks.end());
   return ranks;
 }
-
-bool HasDcpIndex(const ForeignFolder& folder) { return folder.HasFile(kDcpIndexName); }
 
 /// Returns the data directory of the save that wrote an index; empty where there is none: the files
 /// lie beside the index.
@@ -89,7 +92,7 @@ void TakeOffSideFiles(const std::string& directory, OpenedIndex* opened) {
 // A list of ints takes about five bytes for each.
 constexpr std::uint64_t kMaxParamsBytes = std::uint64_t{64} << 20;
 
-Result<Value> ReadDcpValue(const ForeignFolder& folder, const Metadata& metadata,
+Result<Value> ReadDcpValue(const ListedFolder& folder, const Metadata& metadata,
                            const Extent& extent) {
   VARVE_ASSIGN_OR_RETURN(auto file, folder.storage.OpenForRead(
                                         JoinPath(folder.path, metadata.files[extent.file].name)));
@@ -104,7 +107,7 @@ Result<Value> ReadDcpValue(const ForeignFolder& folder, const Metadata& metadata
 /// Returns true when the first of the values that has items lists ints, as an optimizer's `params`
 /// does where its state has ints for keys. What cannot be read counts as nothing here: who loads it
 /// is told.
-bool ListInts(const ForeignFolder& folder, const Metadata& metadata,
+bool ListInts(const ListedFolder& folder, const Metadata& metadata,
               const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     const ObjectMetadata* const object = metadata.FindObject(name);
@@ -123,7 +126,7 @@ bool ListInts(const ForeignFolder& folder, const Metadata& metadata,
 /// An overwrite may replace the index and remove the old one's data directory between two of our
 /// reads (publish/index_commit.cc): an index that then names another one shows that this is no
 /// damage.
-Result<OpenedIndex> OpenDcp(const ForeignFolder& folder) {
+Result<OpenedIndex> OpenOfAllRanks(const ListedFolder& folder) {
   constexpr int kTries = 5;
   std::string last;
   Status missing;
@@ -146,22 +149,18 @@ Result<OpenedIndex> OpenDcp(const ForeignFolder& folder) {
   return missing;
 }
 
-bool HasRankIndex(const ForeignFolder& folder) { return !RanksOf(folder).empty(); }
-
-Result<OpenedIndex> OpenRankLocalDcp(const ForeignFolder& folder) {
+Result<OpenedIndex> OpenRankLocalDcp(const ListedFolder& folder) {
+  VARVE_RETURN_IF_ERROR(CheckIsUploaded(folder));
   const std::vector<std::uint32_t> ranks = RanksOf(folder);
   const std::string& directory = folder.path;
   std::vector<Decoded> by_rank;
   for (std::uint32_t r = 0; r < ranks.size(); ++r) {
     if (ranks[r] != r) {
-      return FailedPrecondition(directory + " is incomplete: __" + std::to_string(r) +
-                                ".metadata is missing")
+      return FailedPrecondition(directory + " is incomplete: " + RankIndexName(r) + " is missing")
           .With({.reason = ErrorReason::kIncomplete});
     }
-    VARVE_ASSIGN_OR_RETURN(
-        Decoded decoded,
-        DecodeIndexFile(folder.storage,
-                        JoinPath(directory, "__" + std::to_string(r) + ".metadata")));
+    VARVE_ASSIGN_OR_RETURN(Decoded decoded,
+                           DecodeIndexFile(folder.storage, JoinPath(directory, RankIndexName(r))));
     by_rank.push_back(std::move(decoded));
   }
   auto merged = MergeRankLocalDcp(std::move(by_rank));
@@ -171,9 +170,17 @@ Result<OpenedIndex> OpenRankLocalDcp(const ForeignFolder& folder) {
   return OpenedDcp(folder, std::move(*merged));
 }
 
+Result<OpenedIndex> OpenDcp(const ListedFolder& folder) {
+  return folder.HasFile(kDcpIndexName) ? OpenOfAllRanks(folder) : OpenRankLocalDcp(folder);
+}
+
+constexpr std::string_view kDcpIndex[] = {kDcpIndexName, "__#.metadata"};
+// An index is renamed from its name with `.tmp`, by torch too.
+constexpr std::string_view kDcpNames[] = {".metadata.tmp", "__#.metadata.tmp", "*.distcp"};
+
 }  // namespace
 
-Result<OpenedIndex> OpenedDcp(const ForeignFolder& folder, Decoded decoded) {
+Result<OpenedIndex> OpenedDcp(const ListedFolder& folder, Decoded decoded) {
   const bool keys_are_text = decoded.keys_are_text;
   auto in_blocks = std::move(decoded.in_blocks);
   VARVE_ASSIGN_OR_RETURN(OpenedIndex opened, OpenedWithSizes(folder, std::move(decoded)));
@@ -194,13 +201,11 @@ Result<Decoded> ReadDcpIndex(Storage& storage, const std::string& directory) {
   return DecodeIndexFile(storage, JoinPath(directory, kDcpIndexName));
 }
 
-const ForeignLayout kDcpLayout{.recognises = HasDcpIndex, .open = OpenDcp};
-const ForeignLayout kDcpRankLocalLayout{
-    .recognises = HasRankIndex, .open = OpenRankLocalDcp, .has_no_index = true};
-
 bool IsDcpIndexName(std::string_view name) {
   return name == kDcpIndexName || RankOfIndex(name).has_value();
 }
+
+bool IsDcpName(std::string_view name) { return kDcpKnown.Owns(name); }
 
 Result<std::vector<std::string>> NamesInDcpIndex(Storage& storage, const std::string& path) {
   VARVE_ASSIGN_OR_RETURN(const Decoded decoded, DecodeIndexFile(storage, path));
@@ -214,5 +219,16 @@ Result<std::vector<std::string>> NamesInDcpIndex(Storage& storage, const std::st
   }
   return names;
 }
+
+const KnownFormat kDcpKnown{.format = Format::kDcp,
+                            .recognises =
+                                [](const ListedFolder& folder) {
+                                  return folder.HasFile(kDcpIndexName) || !RanksOf(folder).empty();
+                                },
+                            .open = OpenDcp,
+                            .index = kDcpIndex,
+                            .names = kDcpNames,
+                            .names_in_index = NamesInDcpIndex,
+                            .looked_for = kDcpIndex};
 
 }  // namespace varve

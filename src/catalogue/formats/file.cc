@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "catalogue/foreign.h"
-#include "catalogue/foreign/layout.h"
+#include "catalogue/formats.h"
+#include "catalogue/formats/opening.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/unknown_file.h"
@@ -85,7 +85,7 @@ std::string_view OtherZip(std::string_view head, std::uint64_t size, const Range
 
 }  // namespace
 
-Result<OpenedIndex> OpenForeignFile(Storage& storage, const std::string& path) {
+Result<OpenedIndex> OpenKnownFile(Storage& storage, const std::string& path) {
   auto opened = storage.OpenForRead(path);
   const StatusCode code = opened.status().code();
   if (code == StatusCode::kUnavailable || code == StatusCode::kFailedPrecondition ||

@@ -1,13 +1,15 @@
 // Recognition of other software's checkpoints, and the checks against storage before any byte of a
 // tensor is read.
 
-#include "catalogue/foreign.h"
+#include "catalogue/formats.h"
 
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "catalogue/formats/dcp.h"
+#include "catalogue/formats/hf.h"
 #include "storage/memory.h"
 #include "support/dcp_pickles.h"
 #include "support/pickles.h"
@@ -15,7 +17,7 @@
 #include "support/small_state.h"
 #include "support/status_matchers.h"
 
-namespace varve::test::foreign_test {
+namespace varve::test::formats_test {
 namespace {
 
 constexpr const char* kPath = "/ck";
@@ -36,9 +38,9 @@ class Folder {
   void Put(const std::string& name, const std::string& content) {
     EXPECT_TRUE(IsOk(Rewrite(storage_, InPath(name), content)));
   }
-  Result<OpenedIndex> Open() { return OpenForeign(storage_, kPath); }
+  Result<OpenedIndex> Open() { return OpenKnown(storage_, kPath); }
   Result<OpenedIndex> OpenFile(const std::string& name) {
-    return OpenForeign(storage_, InPath(name));
+    return OpenKnown(storage_, InPath(name));
   }
   Storage& storage() { return storage_; }
 
@@ -67,7 +69,7 @@ using Names = std::vector<std::string>;
 
 // ---- DCP ----
 
-TEST(OpenForeign, TakesSizesOfDcpFilesFromStorage) {
+TEST(OpenKnown, TakesSizesOfDcpFilesFromStorage) {
   Folder folder({{".metadata", IndexOf("w")}, {"__0_0.distcp", std::string(1234, 'x')}});
   const auto opened = folder.Open();
   EXPECT_EQ(Tensors(opened), Names{"w"});
@@ -75,7 +77,7 @@ TEST(OpenForeign, TakesSizesOfDcpFilesFromStorage) {
   EXPECT_EQ(opened->metadata.files.at(0).size, 1234U);
 }
 
-TEST(OpenForeign, NamesDcpFileThatIsMissingOrEndsBeforeAnItem) {
+TEST(OpenKnown, NamesDcpFileThatIsMissingOrEndsBeforeAnItem) {
   Folder folder({{".metadata", IndexOf("w")}});
   EXPECT_TRUE(FailsWith(folder.Open(), kDataLoss, {"/ck/__0_0.distcp is missing"}));
   folder.Put("__0_0.distcp", std::string(999, 'x'));
@@ -83,7 +85,7 @@ TEST(OpenForeign, NamesDcpFileThatIsMissingOrEndsBeforeAnItem) {
                         {"/ck/__0_0.distcp has 999 bytes", "\"w\" is stored at [0, 1000)"}));
 }
 
-TEST(OpenForeign, RefusesTensorThatNoEncodingOfItsItemCanGive) {
+TEST(OpenKnown, RefusesTensorThatNoEncodingOfItsItemCanGive) {
   constexpr std::int64_t kElements = std::int64_t{1} << 50;
   Folder folder({{".metadata", dcp::Index().Add("w", {kElements}).Pickle()},
                  {"__0_0.distcp", std::string(1000, 'x')}});
@@ -92,45 +94,44 @@ TEST(OpenForeign, RefusesTensorThatNoEncodingOfItsItemCanGive) {
       << "nobody allocates four pebibytes for a kilobyte";
 }
 
-TEST(OpenForeign, HoldsDcpFilesToTheSizesThatVarveWroteInTheIndex) {
+TEST(OpenKnown, HoldsDcpFilesToTheSizesThatVarveWroteInTheIndex) {
   MemoryStorage storage;
   ASSERT_TRUE(
       IsOk(SmallState().Floats("w", {1, 2}).Save(storage, kPath, {.format = Format::kDcp})));
-  const auto opened = OpenForeign(storage, kPath);
+  const auto opened = OpenKnown(storage, kPath);
   ASSERT_TRUE(IsOk(opened));
   const std::string file = InPath(opened->metadata.files.at(0).name);
   const auto content = ReadWholeFile(storage, file, 1U << 20U);
   ASSERT_TRUE(IsOk(content));
   ASSERT_TRUE(IsOk(Rewrite(storage, file, *content + "x")));
-  EXPECT_TRUE(FailsWith(OpenForeign(storage, kPath), kDataLoss,
+  EXPECT_TRUE(FailsWith(OpenKnown(storage, kPath), kDataLoss,
                         {file, std::to_string(content->size() + 1) + " bytes instead of"}))
       << "stock PyTorch would not notice";
   ASSERT_TRUE(IsOk(Damage(storage, InPath(".metadata"), 40)));
-  EXPECT_TRUE(FailsWith(OpenForeign(storage, kPath), kDataLoss, {"/ck/.metadata"}));
+  EXPECT_TRUE(FailsWith(OpenKnown(storage, kPath), kDataLoss, {"/ck/.metadata"}));
 }
 
-TEST(OpenForeign, OpensOwnRanksOnlyOfLayoutsThatStoreEachRanksMemory) {
+TEST(OpenKnown, OpensOwnRanksOnlyOfLayoutsThatStoreEachRanksMemory) {
   Folder folder({{"model.safetensors", FileWith("w")}});
-  EXPECT_TRUE(FailsWith(OpenForeignOfOwnRanks(folder.storage(), kPath, 2),
+  EXPECT_TRUE(FailsWith(OpenKnownOfOwnRanks(folder.storage(), kPath, 2),
                         StatusCode::kInvalidArgument, {kPath, "own files only"}));
-  EXPECT_TRUE(
-      FailsWith(OpenForeignOfOwnRanks(Folder().storage(), kPath, 2), StatusCode::kNotFound));
+  EXPECT_TRUE(FailsWith(OpenKnownOfOwnRanks(Folder().storage(), kPath, 2), StatusCode::kNotFound));
 }
 
-TEST(OpenForeign, NamesTheRankThatARankLocalDcpSaveLacks) {
+TEST(OpenKnown, NamesTheRankThatARankLocalDcpSaveLacks) {
   Folder folder({{"__0.metadata", IndexOf("w")}, {"__2.metadata", IndexOf("v")}});
   EXPECT_TRUE(FailsWith(folder.Open(), StatusCode::kFailedPrecondition,
                         {"/ck is incomplete: __1.metadata is missing"}));
 }
 
-TEST(OpenForeign, PrefersTheIndexOfAllRanksToThoseOfSingleOnes) {
+TEST(OpenKnown, PrefersTheIndexOfAllRanksToThoseOfSingleOnes) {
   Folder folder({{".metadata", IndexOf("all")},
                  {"__0.metadata", IndexOf("one")},
                  {"__0_0.distcp", std::string(1000, 'x')}});
   EXPECT_EQ(Tensors(folder.Open()), Names{"all"});
 }
 
-TEST(OpenForeign, PrefersAnIndexToFilesThatAnExportHasLeftBesideIt) {
+TEST(OpenKnown, PrefersAnIndexToFilesThatAnExportHasLeftBesideIt) {
   Folder folder({{".metadata", IndexOf("all")},
                  {"__0_0.distcp", std::string(1000, 'x')},
                  {"model.pt", "x"},
@@ -151,7 +152,7 @@ TEST(DcpIndexName, IsThatOfAllRanksOrOfOne) {
 
 // ---- safetensors ----
 
-TEST(OpenForeign, ReadsOnlyFilesThatTheIndexOfAHuggingFaceFolderNames) {
+TEST(OpenKnown, ReadsOnlyFilesThatTheIndexOfAHuggingFaceFolderNames) {
   Folder folder({{"a.safetensors", FileWith("w")},
                  {"other.safetensors", FileWith("v")},
                  {std::string(kHfIndexName), R"({"weight_map":{"w":"a.safetensors"}})"}});
@@ -160,7 +161,7 @@ TEST(OpenForeign, ReadsOnlyFilesThatTheIndexOfAHuggingFaceFolderNames) {
   EXPECT_TRUE(FailsWith(folder.Open(), kDataLoss, {"/ck/a.safetensors is missing"}));
 }
 
-TEST(OpenForeign, ReadsAllVisibleSafetensorsFilesWhereThereIsNoIndex) {
+TEST(OpenKnown, ReadsAllVisibleSafetensorsFilesWhereThereIsNoIndex) {
   Folder folder({{"a.safetensors", FileWith("w")},
                  {"b.safetensors", FileWith("v")},
                  {".c.safetensors", "being downloaded"}});
@@ -169,7 +170,7 @@ TEST(OpenForeign, ReadsAllVisibleSafetensorsFilesWhereThereIsNoIndex) {
 
 // ---- single files ----
 
-TEST(OpenForeign, RecognisesFileByItsContentWhateverItsName) {
+TEST(OpenKnown, RecognisesFileByItsContentWhateverItsName) {
   Folder folder({{"model.bin", FileWith("w")}, {"model.pth", pickled::Archive("K\x01")}});
   EXPECT_EQ(Tensors(folder.OpenFile("model.bin")), Names{"w"});
   const auto torch = folder.OpenFile("model.pth");
@@ -177,7 +178,7 @@ TEST(OpenForeign, RecognisesFileByItsContentWhateverItsName) {
   EXPECT_EQ(torch->directory, kPath);
 }
 
-TEST(OpenForeign, SaysWhatAFileLooksLikeThatIsNoCheckpoint) {
+TEST(OpenKnown, SaysWhatAFileLooksLikeThatIsNoCheckpoint) {
   Folder folder({{"x.pt", ZipOf({{.name = "notes.txt", .content = "a"}})},
                  {"x.npz", ZipOf({{.name = "w.npy", .content = "a"}})},
                  {"x.txt", "loss went down"},
@@ -193,12 +194,12 @@ TEST(OpenForeign, SaysWhatAFileLooksLikeThatIsNoCheckpoint) {
   EXPECT_TRUE(fails("empty", "an empty file"));
 }
 
-TEST(OpenForeign, TakesFileThatCallsItselfSafetensorsForADamagedOne) {
+TEST(OpenKnown, TakesFileThatCallsItselfSafetensorsForADamagedOne) {
   Folder folder({{"model.safetensors", std::string(40, '\x01')}});
   EXPECT_TRUE(FailsWith(folder.OpenFile("model.safetensors"), kDataLoss, {"model.safetensors"}));
 }
 
-TEST(OpenForeign, FindsNothingInADirectoryOfOtherFiles) {
+TEST(OpenKnown, FindsNothingInADirectoryOfOtherFiles) {
   Folder folder;
   folder.Put("notes.txt", "-");
   EXPECT_TRUE(FailsWith(folder.Open(), kNotFound, {"holds no checkpoint that Varve knows"}));
@@ -206,23 +207,23 @@ TEST(OpenForeign, FindsNothingInADirectoryOfOtherFiles) {
 
 // ---- names for those who clean up ----
 
-TEST(ForeignFileNames, AreThoseOfTheIndexWhetherTheFilesAreThereOrNot) {
+TEST(IndexedNames, AreThoseOfTheIndexWhetherTheFilesAreThereOrNot) {
   Folder dcp({{".metadata", dcp::Index().Add("w", {5, 5}).Pickle()},
               {std::string(kHfIndexName), R"({"weight_map":{"w":"mine.safetensors"}})"}});
-  const auto names = ForeignFileNames(dcp.storage(), kPath);
+  const auto names = IndexedNames(dcp.storage(), kPath);
   ASSERT_TRUE(IsOk(names));
   EXPECT_EQ(*names, (Names{"__0_0.distcp", "__1_0.distcp"})) << "the other index is the user's";
 
   Folder hf({{std::string(kHfIndexName), R"({"weight_map":{"w":"a.safetensors"}})"}});
-  const auto of_hf = ForeignFileNames(hf.storage(), kPath);
+  const auto of_hf = IndexedNames(hf.storage(), kPath);
   ASSERT_TRUE(IsOk(of_hf));
   EXPECT_EQ(*of_hf, Names{"a.safetensors"});
 
   Folder plain({{"a.safetensors", FileWith("w")}});
-  const auto none = ForeignFileNames(plain.storage(), kPath);
+  const auto none = IndexedNames(plain.storage(), kPath);
   ASSERT_TRUE(IsOk(none));
   EXPECT_TRUE(none->empty()) << "no index names the file";
 }
 
 }  // namespace
-}  // namespace varve::test::foreign_test
+}  // namespace varve::test::formats_test

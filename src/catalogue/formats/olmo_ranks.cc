@@ -5,8 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "base/ascii.h"
-#include "catalogue/foreign/olmo.h"
+#include "catalogue/formats/olmo.h"
 #include "catalogue/names.h"
 #include "interop/olmo/full.h"
 #include "interop/olmo/local.h"
@@ -23,22 +22,20 @@ constexpr std::uint64_t kMaxYamlBytes = std::uint64_t{1} << 20;
 
 // ---- local ----
 
-bool IsLocal(const ForeignFolder& folder) {
-  if (!folder.HasFolder("model")) {
-    return false;
-  }
-  const auto entries = folder.storage.List(JoinPath(folder.path, "model"));
-  return entries.ok() &&
-         std::any_of(entries->begin(), entries->end(), [](const DirectoryEntry& entry) {
-           return !entry.is_directory && entry.name.starts_with("rank") &&
-                  entry.name.ends_with(".pt");
-         });
+constexpr std::string_view kLocalMetadata = "metadata.yaml";
+
+constexpr std::string_view kLocalNames[] = {kLocalMetadata, "model/rank#.pt", "optim/rank#.pt",
+                                            "train/rank#.pt"};
+
+/// A user's project may have a config.yaml and such folders.
+bool IsReplaceableLocal(const ListedFolder& folder) {
+  return HasOlmoMark(folder) && folder.HasFile(kLocalMetadata);
 }
 
 /// Reads `world_size: N` from metadata.yaml.
-Result<std::uint32_t> ReadWorldSize(const ForeignFolder& folder) {
-  const std::string path = JoinPath(folder.path, "metadata.yaml");
-  if (!folder.HasFile("metadata.yaml")) {
+Result<std::uint32_t> ReadWorldSize(const ListedFolder& folder) {
+  const std::string path = JoinPath(folder.path, kLocalMetadata);
+  if (!folder.HasFile(kLocalMetadata)) {
     return DataLoss(path + " is missing: it says how many ranks the checkpoint has");
   }
   VARVE_ASSIGN_OR_RETURN(const std::string yaml,
@@ -59,7 +56,7 @@ Result<std::uint32_t> ReadWorldSize(const ForeignFolder& folder) {
 }
 
 /// Reads the model's and the optimizer's files and puts the ranks together.
-Status AddLocalStates(const ForeignFolder& folder, std::uint32_t world_size, OlmoFiles* files,
+Status AddLocalStates(const ListedFolder& folder, std::uint32_t world_size, OlmoFiles* files,
                       StateNode* root, std::vector<RecordCrc>* records) {
   VARVE_ASSIGN_OR_RETURN(const RankFiles found, FindRankFiles(folder, "model", world_size));
   const std::uint32_t first = files->Add(found.names);
@@ -115,12 +112,13 @@ Status AddLocalStates(const ForeignFolder& folder, std::uint32_t world_size, Olm
   return Status::Ok();
 }
 
-Result<OpenedIndex> OpenLocal(const ForeignFolder& folder) {
+Result<OpenedIndex> OpenLocal(const ListedFolder& folder) {
   VARVE_RETURN_IF_ERROR(CheckOlmoMarker(folder));
   VARVE_ASSIGN_OR_RETURN(const std::uint32_t world_size, ReadWorldSize(folder));
   if (folder.own_ranks_of != 0 && folder.own_ranks_of != world_size) {
-    return InvalidArgument(folder.path + " was saved by " + std::to_string(world_size) +
-                           " ranks: another world needs the files of all of them");
+    return InvalidArgument(
+        folder.path + " was saved by " + std::to_string(world_size) +
+        " ranks: a load by another number of ranks needs the files of all of them");
   }
   OlmoFiles files(folder);
   StateNode root;
@@ -136,12 +134,7 @@ Result<OpenedIndex> OpenLocal(const ForeignFolder& folder) {
 
 // ---- torch_legacy ----
 
-bool IsLegacy(const ForeignFolder& folder) {
-  return std::any_of(folder.entries.begin(), folder.entries.end(), [](const DirectoryEntry& entry) {
-    return !entry.is_directory && entry.name.starts_with("rank") && entry.name.ends_with(".pt") &&
-           entry.name.size() > 7 && IsDigit(entry.name[4]);
-  });
-}
+constexpr std::string_view kLegacyNames[] = {"rank#.pt"};
 
 /// Reads one rank's file.
 Result<StateNode> ReadLegacy(const NamedFile& file, std::uint32_t number, std::uint32_t world_size,
@@ -224,7 +217,7 @@ Result<StateNode> MergeLegacy(std::vector<StateNode> ranks, const ReplicaCheck& 
   return root;
 }
 
-Result<OpenedIndex> OpenLegacy(const ForeignFolder& folder) {
+Result<OpenedIndex> OpenLegacy(const ListedFolder& folder) {
   VARVE_RETURN_IF_ERROR(CheckOlmoMarker(folder));
   VARVE_ASSIGN_OR_RETURN(const RankFiles found, FindRankFiles(folder, "", 0));
   if (found.names.empty()) {
@@ -257,11 +250,24 @@ Result<OpenedIndex> OpenLegacy(const ForeignFolder& folder) {
 
 }  // namespace
 
-const ForeignLayout kOlmoLocalLayout{.recognises = IsLocal,
-                                     .open = OpenLocal,
-                                     .opens_own_ranks = true,
-                                     .format = Format::kOlmoLocal};
-const ForeignLayout kOlmoLegacyLayout{
-    .recognises = IsLegacy, .open = OpenLegacy, .format = Format::kOlmoLegacy};
+const KnownFormat kOlmoLocalKnown{
+    .format = Format::kOlmoLocal,
+    .recognises = [](const ListedFolder& folder) { return folder.Has("model/rank#.pt"); },
+    .is_replaceable = IsReplaceableLocal,
+    .open = OpenLocal,
+    .opens_own_ranks = true,
+    .index = kOlmoMarks,
+    .names = kLocalNames,
+    .has_common_names = true,
+    .unfinished = kOlmoUnfinished};
+const KnownFormat kOlmoLegacyKnown{
+    .format = Format::kOlmoLegacy,
+    .recognises = [](const ListedFolder& folder) { return folder.Has("rank#.pt"); },
+    .is_replaceable = HasOlmoMark,
+    .open = OpenLegacy,
+    .index = kOlmoMarks,
+    .names = kLegacyNames,
+    .has_common_names = true,
+    .unfinished = kOlmoUnfinished};
 
 }  // namespace varve

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "catalogue/foreign/olmo.h"
+#include "catalogue/formats/olmo.h"
 #include "catalogue/names.h"
 #include "interop/olmo/core.h"
 #include "interop/olmo/names.h"
@@ -23,17 +23,16 @@ struct CoreFolder {
   CoreFiles files;
 };
 
-bool IsCore(const ForeignFolder& folder) {
-  if (!folder.HasFolder("model")) {
-    return false;
-  }
-  const auto entries = folder.storage.List(JoinPath(folder.path, "model"));
-  return entries.ok() && std::any_of(entries->begin(), entries->end(), [](const auto& entry) {
-           return !entry.is_directory && RankInName(entry.name, kCorePrefix, kCoreSuffix);
-         });
+constexpr std::string_view kCoreNames[] = {"model/metadata.json", "model/rank_#.safetensors",
+                                           "optim/metadata.json", "optim/rank_#.safetensors",
+                                           "train/rank#.pt"};
+
+/// No file in the directory itself is of this layout alone: a directory is one with all folders.
+bool IsReplaceableCore(const ListedFolder& folder) {
+  return HasOlmoMark(folder) && folder.HasFolder("optim") && folder.HasFolder("train");
 }
 
-Result<CoreLayout> ReadCoreLayout(const ForeignFolder& folder, const std::string& below) {
+Result<CoreLayout> ReadCoreLayout(const ListedFolder& folder, const std::string& below) {
   const std::string path = JoinPath(folder.path, JoinPath(below, std::string(kCoreMetadataName)));
   const auto json = ReadWholeFile(folder.storage, path, kMaxJsonBytes);
   if (!json.ok()) {
@@ -44,7 +43,7 @@ Result<CoreLayout> ReadCoreLayout(const ForeignFolder& folder, const std::string
 }
 
 /// Reads the index of the folder `below`. `world_size` as FindRankFiles.
-Result<CoreFolder> ReadCoreFolder(const ForeignFolder& folder, const std::string& below,
+Result<CoreFolder> ReadCoreFolder(const ListedFolder& folder, const std::string& below,
                                   std::uint32_t world_size, OlmoFiles* files) {
   CoreFolder core;
   VARVE_ASSIGN_OR_RETURN(core.layout, ReadCoreLayout(folder, below));
@@ -68,7 +67,7 @@ Result<CoreFolder> ReadCoreFolder(const ForeignFolder& folder, const std::string
   return core;
 }
 
-Result<OpenedIndex> OpenCore(const ForeignFolder& folder) {
+Result<OpenedIndex> OpenCore(const ListedFolder& folder) {
   if (folder.HasFolder("train")) {
     VARVE_RETURN_IF_ERROR(CheckOlmoMarker(folder));
   }
@@ -99,7 +98,14 @@ Result<OpenedIndex> OpenCore(const ForeignFolder& folder) {
 
 }  // namespace
 
-const ForeignLayout kOlmoCoreLayout{
-    .recognises = IsCore, .open = OpenCore, .format = Format::kOlmoCore};
+const KnownFormat kOlmoCoreKnown{
+    .format = Format::kOlmoCore,
+    .recognises = [](const ListedFolder& folder) { return folder.Has("model/rank_#.safetensors"); },
+    .is_replaceable = IsReplaceableCore,
+    .open = OpenCore,
+    .index = kOlmoMarks,
+    .names = kCoreNames,
+    .has_common_names = true,
+    .unfinished = kOlmoUnfinished};
 
 }  // namespace varve

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "catalogue/chunk_source.h"
-#include "catalogue/foreign/layout.h"
+#include "catalogue/formats/opening.h"
 #include "pipeline/run_threads.h"
 #include "tensor/box.h"
 #include "tensor/flat_runs.h"
@@ -50,7 +50,7 @@ struct Placed {
 };
 
 /// Adds the boxes of one stored range of a block.
-Status Place(const ForeignFolder& folder, const Metadata& metadata, const TensorMetadata& tensor,
+Status Place(const ListedFolder& folder, const Metadata& metadata, const TensorMetadata& tensor,
              const Chunk& chunk, const Dims& block, Placed* placed) {
   const std::size_t dims = block.size();
   const auto& sizes = chunk.box.sizes;
@@ -88,7 +88,7 @@ Status Place(const ForeignFolder& folder, const Metadata& metadata, const Tensor
 
 }  // namespace
 
-Status PlaceBlocks(const ForeignFolder& folder, std::vector<std::pair<std::string, Dims>> in_blocks,
+Status PlaceBlocks(const ListedFolder& folder, std::vector<std::pair<std::string, Dims>> in_blocks,
                    OpenedIndex* opened) {
   std::vector<TensorMetadata>& tensors = opened->metadata.tensors;
   std::erase_if(in_blocks, [&](const auto& one) {

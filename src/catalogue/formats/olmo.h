@@ -6,22 +6,32 @@
 #include <string_view>
 #include <vector>
 
-#include "catalogue/foreign/layout.h"
+#include "catalogue/formats/opening.h"
+#include "interop/olmo/names.h"
 #include "interop/olmo/pieces.h"
 #include "interop/state_tree.h"
 #include "varve/status.h"
 
 namespace varve {
 
-/// Checks that OLMo finished the checkpoint: it writes `config.yaml` last, OLMo-core
-/// `.metadata.json`. Errors: FailedPrecondition.
-Status CheckOlmoMarker(const ForeignFolder& folder);
+/// What is written last, by OLMo and by OLMo-core.
+inline constexpr std::string_view kOlmoMarks[] = {kOlmoMark, kOlmoCoreMark};
+
+/// OLMo's trainer writes its checkpoints in directories of these names.
+inline constexpr std::string_view kOlmoUnfinished[] = {"step#-tmp", "step#-unsharded-tmp"};
+
+/// Returns true where a mark shows that the checkpoint was finished: one of these, or that of an
+/// upload.
+bool HasOlmoMark(const ListedFolder& folder);
+
+/// Errors: FailedPrecondition where there is no mark.
+Status CheckOlmoMarker(const ListedFolder& folder);
 
 /// The files of a checkpoint whose index is being read: they get their numbers in the order in
 /// which they are added.
 class OlmoFiles {
  public:
-  explicit OlmoFiles(const ForeignFolder& folder) : folder_(folder) {}
+  explicit OlmoFiles(const ListedFolder& folder) : folder_(folder) {}
 
   /// Adds files and returns the number of the first.
   std::uint32_t Add(const std::vector<std::string>& names);
@@ -38,7 +48,7 @@ class OlmoFiles {
   void Take(Metadata* metadata);
 
  private:
-  const ForeignFolder& folder_;
+  const ListedFolder& folder_;
   FileNames names_;
   std::vector<std::uint64_t> sizes_;
 };
@@ -62,20 +72,20 @@ struct RankFiles {
 /// DataLoss when one is missing below the greatest number; with `world_size`, when there are not
 /// exactly so many. Where own ranks suffice it finds those that are there. Errors: DataLoss for
 /// none, and for a rank outside the world.
-Result<RankFiles> FindRankFiles(const ForeignFolder& folder, const std::string& below,
+Result<RankFiles> FindRankFiles(const ListedFolder& folder, const std::string& below,
                                 std::uint32_t world_size, const RankPattern& pattern = {});
 
 /// Reads the trainer's states from `train/rank{R}.pt` and adds them to `*root`: `train` is rank
 /// 0's, `train/rank{R}` each rank's. Adds nothing where there is no such folder. `world_size` as
 /// FindRankFiles.
-Status AddTrainStates(const ForeignFolder& folder, std::uint32_t world_size, OlmoFiles* files,
+Status AddTrainStates(const ListedFolder& folder, std::uint32_t world_size, OlmoFiles* files,
                       StateNode* root, std::vector<RecordCrc>* records);
 
 /// The FQN of what rank `rank` stores of its own: the name that varve.torch.PerRank gives it.
 std::string TrainOfRank(std::size_t rank);
 
 /// Flattens the state and makes the index. Errors: as FlattenState and CheckExtents.
-Result<OpenedIndex> OpenedOlmo(const ForeignFolder& folder, Format format, std::uint32_t world_size,
+Result<OpenedIndex> OpenedOlmo(const ListedFolder& folder, Format format, std::uint32_t world_size,
                                StateNode root, Decoded decoded, OlmoFiles* files);
 
 }  // namespace varve

@@ -1,5 +1,7 @@
 // A folder of safetensors files, with or without `model.safetensors.index.json`.
 
+#include "catalogue/formats/hf.h"
+
 #include <algorithm>
 #include <charconv>
 #include <optional>
@@ -7,24 +9,21 @@
 #include <system_error>
 #include <utility>
 
-#include "catalogue/foreign.h"
-#include "catalogue/foreign/layout.h"
+#include "catalogue/formats.h"
+#include "catalogue/formats/opening.h"
 #include "catalogue/names.h"
-#include "catalogue/own_names.h"
 #include "interop/safetensors/decode.h"
 #include "interop/safetensors/hf_checksums.h"
 
 namespace varve {
 namespace {
 
-bool HasSafetensorsIndex(const ForeignFolder& folder) { return HasHfIndex(folder.entries); }
-
 Result<HfIndex> DecodeIndexAt(const std::string& path, std::string_view json) {
   auto index = DecodeHfIndex(json);
   return index.ok() ? std::move(index) : index.status().Annotate(path);
 }
 
-Result<OpenedIndex> OpenByIndex(const ForeignFolder& folder, const HfIndex& index) {
+Result<OpenedIndex> OpenByIndex(const ListedFolder& folder, const HfIndex& index) {
   const std::string& directory = folder.path;
   const std::vector<std::string> names = index.FileNames();
   VARVE_ASSIGN_OR_RETURN(const auto files, OpenAll(folder.storage, directory, names));
@@ -43,7 +42,7 @@ Result<OpenedIndex> OpenByIndex(const ForeignFolder& folder, const HfIndex& inde
 
 /// As with DCP's, an overwrite may replace the index and remove the old one's data directory
 /// between two of our reads (publish/index_commit.cc).
-Result<OpenedIndex> OpenHfFolder(const ForeignFolder& folder) {
+Result<OpenedIndex> OpenHfFolder(const ListedFolder& folder) {
   constexpr int kTries = 5;
   const std::string path = JoinPath(folder.path, kHfIndexName);
   std::string last;
@@ -63,7 +62,7 @@ Result<OpenedIndex> OpenHfFolder(const ForeignFolder& folder) {
 constexpr std::uint32_t kMostNumbered = 99'999;
 
 /// Returns the names of the visible safetensors files.
-std::vector<std::string> SafetensorsNames(const ForeignFolder& folder) {
+std::vector<std::string> SafetensorsNames(const ListedFolder& folder) {
   std::vector<std::string> names;
   for (const DirectoryEntry& entry : folder.entries) {
     if (!entry.is_directory && entry.name.ends_with(".safetensors") && entry.name[0] != '.') {
@@ -72,8 +71,6 @@ std::vector<std::string> SafetensorsNames(const ForeignFolder& folder) {
   }
   return names;
 }
-
-bool HasSafetensors(const ForeignFolder& folder) { return !SafetensorsNames(folder).empty(); }
 
 /// A name NAME-00001-of-00003.safetensors.
 struct NumberedName {
@@ -113,7 +110,7 @@ std::optional<NumberedName> ParseNumbered(std::string_view name) {
 
 /// Checks that of files with numbers in their names none is missing: without an index nothing else
 /// tells. Errors: DataLoss.
-Status CheckNumbered(const ForeignFolder& folder, const std::vector<std::string>& names) {
+Status CheckNumbered(const ListedFolder& folder, const std::vector<std::string>& names) {
   const std::set<std::string_view> there(names.begin(), names.end());
   std::set<std::pair<std::string_view, std::string_view>> checked;
   for (const std::string& name : names) {
@@ -132,7 +129,8 @@ Status CheckNumbered(const ForeignFolder& folder, const std::vector<std::string>
   return Status::Ok();
 }
 
-Result<OpenedIndex> OpenSafetensorsFiles(const ForeignFolder& folder) {
+Result<OpenedIndex> OpenSafetensorsFiles(const ListedFolder& folder) {
+  VARVE_RETURN_IF_ERROR(CheckIsUploaded(folder));
   const std::vector<std::string> names = SafetensorsNames(folder);
   VARVE_RETURN_IF_ERROR(CheckNumbered(folder, names));
   VARVE_ASSIGN_OR_RETURN(const auto files, OpenAll(folder.storage, folder.path, names));
@@ -161,13 +159,30 @@ bool IsWholeSafetensors(const NamedFile& file) {
   return end == file.size;
 }
 
-}  // namespace
-
 Result<std::vector<std::string>> NamesInHfIndex(Storage& storage, const std::string& path) {
   VARVE_ASSIGN_OR_RETURN(const std::string json, ReadWholeFile(storage, path, kMaxJsonBytes));
   VARVE_ASSIGN_OR_RETURN(const HfIndex index, DecodeIndexAt(path, json));
-  return index.FileNames();
+  std::vector<std::string> names = index.FileNames();
+  const std::string data = names.empty() ? "" : DataDirectoryOf(names.front());
+  // Where the checksums cannot be read, side files count as the user's.
+  const auto sums = ReadHfChecksums(storage, ParentPath(path), names);
+  if (!data.empty()) {
+    names.push_back(JoinPath(data, kHfChecksumsName));
+  }
+  if (sums.ok()) {
+    for (const StoredFile& file : sums->side_files) {
+      names.push_back(file.name);
+    }
+  }
+  return names;
 }
+
+constexpr std::string_view kHfIndex[] = {kHfIndexName};
+constexpr std::string_view kModelNames[] = {"model.safetensors"};
+constexpr std::string_view kHfNames[] = {"model.safetensors", "model-#-of-#.safetensors",
+                                         kHfChecksumsName};
+
+}  // namespace
 
 Result<HfChecksums> ReadHfChecksums(Storage& storage, const std::string& directory,
                                     const std::vector<std::string>& files) {
@@ -183,12 +198,12 @@ Result<std::string> FindRewrittenHfFile(Storage& storage, const std::string& dir
   std::set<std::string> names;
   std::vector<std::string> of_index;
   for (const DirectoryEntry& entry : entries) {
-    if (!entry.is_directory && IsHfDataName(entry.name)) {
+    if (!entry.is_directory && entry.name != kHfChecksumsName && kHfKnown.Owns(entry.name)) {
       names.insert(entry.name);
     }
   }
   // An index that another program has written may name its files as it likes.
-  if (const auto named = ForeignFileNames(storage, directory); named.ok()) {
+  if (const auto named = IndexedNames(storage, directory, entries); named.ok()) {
     for (const std::string& name : *named) {
       if (name.ends_with(".safetensors")) {
         names.insert(name);
@@ -217,11 +232,20 @@ Result<std::string> FindRewrittenHfFile(Storage& storage, const std::string& dir
   return std::string();
 }
 
-const ForeignLayout kHfLayout{
-    .recognises = HasSafetensorsIndex, .open = OpenHfFolder, .format = Format::kSafetensors};
-const ForeignLayout kSafetensorsLayout{.recognises = HasSafetensors,
-                                       .open = OpenSafetensorsFiles,
-                                       .has_no_index = true,
-                                       .format = Format::kSafetensors};
+const KnownFormat kHfKnown{
+    .format = Format::kSafetensors,
+    .recognises = [](const ListedFolder& folder) { return folder.HasFile(kHfIndexName); },
+    .open = OpenHfFolder,
+    .index = kHfIndex,
+    .names = kHfNames,
+    .names_in_index = NamesInHfIndex,
+    .looked_for = kHfIndex,
+    .beside = kHfChecksumsName};
+const KnownFormat kSafetensorsKnown{
+    .format = Format::kSafetensors,
+    .recognises = [](const ListedFolder& folder) { return !SafetensorsNames(folder).empty(); },
+    .is_plain_model = true,
+    .open = OpenSafetensorsFiles,
+    .looked_for = kModelNames};
 
 }  // namespace varve

@@ -1,4 +1,4 @@
-#include "catalogue/foreign/layout.h"
+#include "catalogue/formats/opening.h"
 
 #include <algorithm>
 #include <functional>
@@ -75,7 +75,7 @@ Result<NamedFile> OpenNamed(Storage& storage, const std::string& directory,
   return NamedFile{name, size, ReadFromFile(std::move(*file))};
 }
 
-const DirectoryEntry* FindIn(const ForeignFolder& folder, std::string_view name) {
+const DirectoryEntry* FindIn(const ListedFolder& folder, std::string_view name) {
   const auto found = std::find_if(folder.entries.begin(), folder.entries.end(),
                                   [&](const DirectoryEntry& entry) { return entry.name == name; });
   return found == folder.entries.end() ? nullptr : &*found;
@@ -83,14 +83,40 @@ const DirectoryEntry* FindIn(const ForeignFolder& folder, std::string_view name)
 
 }  // namespace
 
-bool ForeignFolder::HasFile(std::string_view name) const {
+bool ListedFolder::HasFile(std::string_view name) const {
   const DirectoryEntry* const found = FindIn(*this, name);
   return found != nullptr && !found->is_directory;
 }
 
-bool ForeignFolder::HasFolder(std::string_view name) const {
+bool ListedFolder::HasFolder(std::string_view name) const {
   const DirectoryEntry* const found = FindIn(*this, name);
   return found != nullptr && found->is_directory;
+}
+
+bool ListedFolder::Has(std::string_view pattern) const {
+  const auto fits = [&](const DirectoryEntry& entry) {
+    return !entry.is_directory && FitsName(pattern, entry.name);
+  };
+  const std::size_t end = pattern.find('/');
+  if (end == std::string_view::npos) {
+    return std::any_of(entries.begin(), entries.end(), fits);
+  }
+  const std::string_view below = pattern.substr(0, end);
+  pattern.remove_prefix(end + 1);
+  const auto inside = HasFolder(below) ? storage.List(JoinPath(path, below))
+                                       : Result<std::vector<DirectoryEntry>>(NotFound(""));
+  return inside.ok() && std::any_of(inside->begin(), inside->end(), fits);
+}
+
+Status CheckIsUploaded(const ListedFolder& folder) {
+  if (!folder.HasFile(kUploadClaim) || folder.HasFile(kUploadMark)) {
+    return Status::Ok();
+  }
+  return FailedPrecondition(folder.path +
+                            ": an upload or save is under way there, or has died: files may be "
+                            "missing. If it has died, repeat it in place, or remove the "
+                            "directory")
+      .With({.reason = ErrorReason::kIncomplete});
 }
 
 RangeReader ReadFromFile(std::shared_ptr<ReadableFile> file) {
@@ -174,7 +200,7 @@ OpenedIndex Opened(std::string directory, Decoded decoded) {
   return opened;
 }
 
-Result<OpenedIndex> OpenedWithSizes(const ForeignFolder& folder, Decoded decoded) {
+Result<OpenedIndex> OpenedWithSizes(const ListedFolder& folder, Decoded decoded) {
   VARVE_RETURN_IF_ERROR(FillSizes(folder.storage, folder.path, folder.entries, &decoded.metadata));
   VARVE_RETURN_IF_ERROR(CheckExtents(folder.path, decoded.metadata));
   return Opened(folder.path, std::move(decoded));

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "catalogue/foreign/layout.h"
+#include "catalogue/formats/opening.h"
 #include "interop/hfai/merge.h"
 #include "interop/hfai/names.h"
 #include "interop/hfai/part.h"
@@ -15,7 +15,7 @@ namespace varve {
 namespace {
 
 /// Returns the numbers of the parts, in order.
-std::vector<std::uint32_t> PartsOf(const ForeignFolder& folder) {
+std::vector<std::uint32_t> PartsOf(const ListedFolder& folder) {
   std::vector<std::uint32_t> numbers;
   for (const DirectoryEntry& entry : folder.entries) {
     if (const auto number = HfaiPartNumber(entry.name); number && !entry.is_directory) {
@@ -27,7 +27,7 @@ std::vector<std::uint32_t> PartsOf(const ForeignFolder& folder) {
 }
 
 /// Returns the names of files that hfai's load would count as parts and that are none.
-std::vector<std::string> OddNames(const ForeignFolder& folder) {
+std::vector<std::string> OddNames(const ListedFolder& folder) {
   std::vector<std::string> names;
   for (const DirectoryEntry& entry : folder.entries) {
     if (LooksLikeHfaiPart(entry.name) && (entry.is_directory || !HfaiPartNumber(entry.name))) {
@@ -38,10 +38,8 @@ std::vector<std::string> OddNames(const ForeignFolder& folder) {
   return names;
 }
 
-bool HasParts(const ForeignFolder& folder) { return !PartsOf(folder).empty(); }
-
 /// Decodes the parts with these numbers. Of several errors it returns that of the lowest part.
-Result<std::vector<HfaiPart>> DecodeParts(const ForeignFolder& folder,
+Result<std::vector<HfaiPart>> DecodeParts(const ListedFolder& folder,
                                           const std::vector<std::uint32_t>& numbers) {
   std::vector<std::string> names;
   names.reserve(numbers.size());
@@ -65,13 +63,14 @@ Result<std::vector<HfaiPart>> DecodeParts(const ForeignFolder& folder,
   return parts;
 }
 
-Result<Decoded> DecodeFolder(const ForeignFolder& folder) {
+Result<Decoded> DecodeFolder(const ListedFolder& folder) {
   VARVE_ASSIGN_OR_RETURN(std::vector<HfaiPart> parts, DecodeParts(folder, PartsOf(folder)));
   VARVE_RETURN_IF_ERROR(CheckHfaiParts(parts, OddNames(folder)));
   return MergeHfaiParts(std::move(parts));
 }
 
-Result<OpenedIndex> OpenHfai(const ForeignFolder& folder) {
+Result<OpenedIndex> OpenHfai(const ListedFolder& folder) {
+  VARVE_RETURN_IF_ERROR(CheckIsUploaded(folder));
   auto decoded = DecodeFolder(folder);
   if (!decoded.ok()) {
     return decoded.status().Annotate(folder.path);
@@ -80,9 +79,15 @@ Result<OpenedIndex> OpenHfai(const ForeignFolder& folder) {
   return Opened(folder.path, *std::move(decoded));
 }
 
+constexpr std::string_view kParts[] = {"PART_###.pt"};
+
 }  // namespace
 
-const ForeignLayout kHfaiLayout{
-    .recognises = HasParts, .open = OpenHfai, .has_no_index = true, .format = Format::kHfai};
+const KnownFormat kHfaiKnown{
+    .format = Format::kHfai,
+    .recognises = [](const ListedFolder& folder) { return !PartsOf(folder).empty(); },
+    .open = OpenHfai,
+    .names = kParts,
+    .looked_for = kParts};
 
 }  // namespace varve

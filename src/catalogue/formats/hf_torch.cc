@@ -5,9 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "catalogue/foreign.h"
-#include "catalogue/foreign/layout.h"
-#include "catalogue/foreign/olmo.h"
+#include "catalogue/formats/olmo.h"
 #include "catalogue/names.h"
 #include "interop/olmo/full.h"
 #include "interop/pickle/text.h"
@@ -15,12 +13,11 @@
 namespace varve {
 namespace {
 
-bool HasTorchModel(const ForeignFolder& folder) {
-  return folder.HasFile(kHfTorchIndexName) || folder.HasFile(kHfTorchName);
-}
+constexpr std::string_view kTorchModelName = "pytorch_model.bin";
+constexpr std::string_view kTorchIndexName = "pytorch_model.bin.index.json";
 
-Result<HfIndex> ReadTorchIndex(const ForeignFolder& folder) {
-  const std::string path = JoinPath(folder.path, kHfTorchIndexName);
+Result<HfIndex> ReadTorchIndex(const ListedFolder& folder) {
+  const std::string path = JoinPath(folder.path, kTorchIndexName);
   VARVE_ASSIGN_OR_RETURN(const std::string json,
                          ReadWholeFile(folder.storage, path, kMaxJsonBytes));
   auto index = DecodeHfIndex(json);
@@ -51,13 +48,14 @@ Status TakeNamed(const HfIndex& index, const std::string& file, StateNode state,
   return Status::Ok();
 }
 
-Result<OpenedIndex> OpenTorchModel(const ForeignFolder& folder) {
+Result<OpenedIndex> OpenTorchModel(const ListedFolder& folder) {
+  VARVE_RETURN_IF_ERROR(CheckIsUploaded(folder));
   std::optional<HfIndex> index;
-  if (folder.HasFile(kHfTorchIndexName)) {
+  if (folder.HasFile(kTorchIndexName)) {
     VARVE_ASSIGN_OR_RETURN(index, ReadTorchIndex(folder));
   }
   const std::vector<std::string> names =
-      index ? index->FileNames() : std::vector{std::string(kHfTorchName)};
+      index ? index->FileNames() : std::vector{std::string(kTorchModelName)};
   OlmoFiles files(folder);
   const std::uint32_t first = files.Add(names);
   std::vector<StateNode> states(names.size());
@@ -82,11 +80,18 @@ Result<OpenedIndex> OpenTorchModel(const ForeignFolder& folder) {
   return OpenedOlmo(folder, Format::kTorchSave, 1, std::move(root), std::move(decoded), &files);
 }
 
+constexpr std::string_view kTorchModelNames[] = {kTorchIndexName, kTorchModelName};
+
 }  // namespace
 
-const ForeignLayout kHfTorchLayout{.recognises = HasTorchModel,
-                                   .open = OpenTorchModel,
-                                   .has_no_index = true,
-                                   .format = Format::kTorchSave};
+const KnownFormat kHfTorchKnown{.format = Format::kTorchSave,
+                                .recognises =
+                                    [](const ListedFolder& folder) {
+                                      return folder.HasFile(kTorchIndexName) ||
+                                             folder.HasFile(kTorchModelName);
+                                    },
+                                .is_plain_model = true,
+                                .open = OpenTorchModel,
+                                .looked_for = kTorchModelNames};
 
 }  // namespace varve

@@ -1,23 +1,21 @@
 // OLMo's layouts of whole states: `full`, and DCP with the trainer's states beside it.
 
-#include "catalogue/foreign/olmo.h"
+#include "catalogue/formats/olmo.h"
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 
+#include "catalogue/formats/dcp.h"
 #include "catalogue/names.h"
-#include "catalogue/own_names.h"
 #include "interop/olmo/full.h"
 #include "interop/olmo/names.h"
 
 namespace varve {
 namespace {
 
-constexpr std::string_view kModelAndOptim = "model_and_optim";
-
 /// Returns the first of the names that the folder has, or nothing.
-std::optional<std::string> FirstOf(const ForeignFolder& folder,
+std::optional<std::string> FirstOf(const ListedFolder& folder,
                                    std::initializer_list<std::string_view> names) {
   for (const std::string_view name : names) {
     if (folder.HasFile(name)) {
@@ -29,24 +27,37 @@ std::optional<std::string> FirstOf(const ForeignFolder& folder,
 
 // ---- full ----
 
-std::optional<std::string> ModelFile(const ForeignFolder& folder) {
+std::optional<std::string> ModelFile(const ListedFolder& folder) {
   return FirstOf(folder, {"model.safetensors", "model.pt"});
 }
-std::optional<std::string> OptimFile(const ForeignFolder& folder) {
+std::optional<std::string> OptimFile(const ListedFolder& folder) {
   return FirstOf(folder, {"optim.safetensors", "optim.pt"});
 }
-std::optional<std::string> TrainFile(const ForeignFolder& folder) {
+std::optional<std::string> TrainFile(const ListedFolder& folder) {
   return FirstOf(folder, {"train.safetensors", "train.pt", "other.safetensors", "other.pt"});
 }
 
 /// A folder with nothing but `model.safetensors` is a Hugging Face one.
-bool IsFull(const ForeignFolder& folder) {
+bool IsFull(const ListedFolder& folder) {
   return ModelFile(folder) &&
          (OptimFile(folder) || TrainFile(folder) || folder.HasFile(kOlmoMark) ||
           (folder.HasFile("model.pt") && folder.HasFile(kUploadMark)));
 }
 
-Result<OpenedIndex> OpenFull(const ForeignFolder& folder) {
+/// With the model in safetensors only with the optimizer too: a folder with a model.safetensors and
+/// a config.yaml may be anyone's.
+bool IsReplaceableFull(const ListedFolder& folder) {
+  return HasOlmoMark(folder) &&
+         (folder.HasFile("model.pt") ||
+          (folder.HasFile("model.safetensors") && folder.HasFile("optim.safetensors")));
+}
+
+/// Older checkpoints have `other.pt` in place of `train.pt`.
+constexpr std::string_view kFullNames[] = {
+    "model.pt", "model.safetensors", "optim.pt", "optim.safetensors",
+    "train.pt", "train.safetensors", "other.pt", "other.safetensors"};
+
+Result<OpenedIndex> OpenFull(const ListedFolder& folder) {
   VARVE_RETURN_IF_ERROR(CheckOlmoMarker(folder));
   std::vector<std::string> names;
   std::vector<std::string> parts;
@@ -83,9 +94,18 @@ Result<OpenedIndex> OpenFull(const ForeignFolder& folder) {
 
 // ---- torch_new, and OLMo-core's step{N} ----
 
-bool IsTorchNew(const ForeignFolder& folder) { return folder.HasFolder(kModelAndOptim); }
+constexpr std::string_view kTorchNewNames[] = {
+    "model_and_optim/.metadata",    "model_and_optim/.metadata.tmp",
+    "model_and_optim/__#.metadata", "model_and_optim/__#.metadata.tmp",
+    "model_and_optim/*.distcp",     "train/rank#.pt"};
 
-Result<OpenedIndex> OpenTorchNew(const ForeignFolder& folder) {
+/// A user's project may have a config.yaml and such a folder.
+bool IsReplaceableTorchNew(const ListedFolder& folder) {
+  return HasOlmoMark(folder) &&
+         (folder.Has("model_and_optim/.metadata") || folder.Has("model_and_optim/*.distcp"));
+}
+
+Result<OpenedIndex> OpenTorchNew(const ListedFolder& folder) {
   VARVE_RETURN_IF_ERROR(CheckOlmoMarker(folder));
   const std::string below(kModelAndOptim);
   auto read = ReadDcpIndex(folder.storage, JoinPath(folder.path, below));
@@ -138,9 +158,12 @@ Result<OpenedIndex> OpenTorchNew(const ForeignFolder& folder) {
 
 }  // namespace
 
-Status CheckOlmoMarker(const ForeignFolder& folder) {
-  if (folder.HasFile(kOlmoMark) || folder.HasFile(".metadata.json") ||
-      folder.HasFile(kUploadMark)) {  // The last of what Varve uploads.
+bool HasOlmoMark(const ListedFolder& folder) {
+  return folder.HasFile(kOlmoMark) || folder.HasFile(kOlmoCoreMark) || folder.HasFile(kUploadMark);
+}
+
+Status CheckOlmoMarker(const ListedFolder& folder) {
+  if (HasOlmoMark(folder)) {
     return Status::Ok();
   }
   return FailedPrecondition(folder.path +
@@ -192,7 +215,7 @@ std::string RankFileName(const std::string& below, std::size_t rank, const RankP
 namespace {
 
 /// Finds the files that are there, of a world of `folder.own_ranks_of` ranks.
-Result<RankFiles> OwnRankFiles(const ForeignFolder& folder, const std::string& below,
+Result<RankFiles> OwnRankFiles(const ListedFolder& folder, const std::string& below,
                                std::vector<std::uint32_t> ranks, const RankPattern& pattern) {
   if (ranks.empty() || ranks.back() >= folder.own_ranks_of) {
     return DataLoss(JoinPath(folder.path, below) + " has " +
@@ -211,7 +234,7 @@ Result<RankFiles> OwnRankFiles(const ForeignFolder& folder, const std::string& b
 
 }  // namespace
 
-Result<RankFiles> FindRankFiles(const ForeignFolder& folder, const std::string& below,
+Result<RankFiles> FindRankFiles(const ListedFolder& folder, const std::string& below,
                                 std::uint32_t world_size, const RankPattern& pattern) {
   std::vector<DirectoryEntry> listed;
   if (!below.empty()) {
@@ -250,7 +273,7 @@ Result<RankFiles> FindRankFiles(const ForeignFolder& folder, const std::string& 
 
 std::string TrainOfRank(std::size_t rank) { return "train/rank" + std::to_string(rank); }
 
-Status AddTrainStates(const ForeignFolder& folder, std::uint32_t world_size, OlmoFiles* files,
+Status AddTrainStates(const ListedFolder& folder, std::uint32_t world_size, OlmoFiles* files,
                       StateNode* root, std::vector<RecordCrc>* records) {
   if (!folder.HasFolder("train")) {
     return Status::Ok();
@@ -276,7 +299,7 @@ Status AddTrainStates(const ForeignFolder& folder, std::uint32_t world_size, Olm
   return Status::Ok();
 }
 
-Result<OpenedIndex> OpenedOlmo(const ForeignFolder& folder, Format format, std::uint32_t world_size,
+Result<OpenedIndex> OpenedOlmo(const ListedFolder& folder, Format format, std::uint32_t world_size,
                                StateNode root, Decoded decoded, OlmoFiles* files) {
   VARVE_RETURN_IF_ERROR(FlattenState(std::move(root), &decoded));
   files->Take(&decoded.metadata);
@@ -286,9 +309,22 @@ Result<OpenedIndex> OpenedOlmo(const ForeignFolder& folder, Format format, std::
   return Opened(folder.path, std::move(decoded));
 }
 
-const ForeignLayout kOlmoFullLayout{
-    .recognises = IsFull, .open = OpenFull, .format = Format::kOlmoFull};
-const ForeignLayout kOlmoTorchNewLayout{
-    .recognises = IsTorchNew, .open = OpenTorchNew, .format = Format::kOlmoTorchNew};
+const KnownFormat kOlmoFullKnown{.format = Format::kOlmoFull,
+                                 .recognises = IsFull,
+                                 .is_replaceable = IsReplaceableFull,
+                                 .open = OpenFull,
+                                 .index = kOlmoMarks,
+                                 .names = kFullNames,
+                                 .has_common_names = true,
+                                 .unfinished = kOlmoUnfinished};
+const KnownFormat kOlmoTorchNewKnown{
+    .format = Format::kOlmoTorchNew,
+    .recognises = [](const ListedFolder& folder) { return folder.HasFolder(kModelAndOptim); },
+    .is_replaceable = IsReplaceableTorchNew,
+    .open = OpenTorchNew,
+    .index = kOlmoMarks,
+    .names = kTorchNewNames,
+    .has_common_names = true,
+    .unfinished = kOlmoUnfinished};
 
 }  // namespace varve

@@ -1,0 +1,135 @@
+// The table of formats. A new one is a file in formats/ and a line in kFormats; one that saves
+// write has an entry in save/written_format.cc too.
+
+#include "catalogue/formats.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+
+#include "catalogue/formats/known_format.h"
+#include "catalogue/names.h"
+#include "catalogue/unlisted.h"
+
+namespace varve {
+namespace {
+
+/// The formats, in the order in which they are tried; whoever asks for the format of a directory
+/// gets the first that recognises it. A state of a training that its own index in the directory
+/// names comes first, then one in folders below, then a model that was exported beside them, then
+/// what common names suggest.
+constexpr std::array kFormats{&kVarveKnown,        &kHfaiKnown,       &kDcpKnown,
+                              &kOlmoTorchNewKnown, &kOlmoLocalKnown,  &kOlmoCoreKnown,
+                              &kHfKnown,           &kOlmoLegacyKnown, &kOlmoFullKnown,
+                              &kSafetensorsKnown,  &kHfTorchKnown};
+
+Result<OpenedIndex> OpenFolder(const ListedFolder& folder) {
+  const KnownFormat* const known = Recognise(folder);
+  return known != nullptr ? known->open(folder)
+                          : NotFound(folder.path + " holds no checkpoint that Varve knows");
+}
+
+}  // namespace
+
+bool FitsAny(Patterns patterns, std::string_view name) {
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](std::string_view pattern) { return FitsName(pattern, name); });
+}
+
+bool KnownFormat::IsIndex(std::string_view name) const { return FitsAny(index, name); }
+
+bool KnownFormat::Owns(std::string_view name) const {
+  return IsIndex(name) || FitsAny(names, name);
+}
+
+bool KnownFormat::OwnsFolder(std::string_view name) const {
+  return std::any_of(names.begin(), names.end(), [&](std::string_view pattern) {
+    const std::size_t end = pattern.find('/');
+    return end != std::string_view::npos && pattern.substr(0, end) == name;
+  });
+}
+
+std::span<const KnownFormat* const> KnownFormats() { return kFormats; }
+
+const KnownFormat* Recognise(const ListedFolder& folder) {
+  const auto* const found =
+      std::find_if(kFormats.begin(), kFormats.end(),
+                   [&](const KnownFormat* known) { return known->recognises(folder); });
+  return found == kFormats.end() ? nullptr : *found;
+}
+
+Result<std::vector<std::string>> NamesInIndexes(const ListedFolder& folder,
+                                                const KnownFormat& known) {
+  std::vector<std::string> names;
+  for (const DirectoryEntry& entry : folder.entries) {
+    if (known.names_in_index != nullptr && !entry.is_directory && known.IsIndex(entry.name)) {
+      VARVE_ASSIGN_OR_RETURN(
+          auto named, known.names_in_index(folder.storage, JoinPath(folder.path, entry.name)));
+      std::move(named.begin(), named.end(), std::back_inserter(names));
+    }
+  }
+  return names;
+}
+
+Result<OpenedIndex> OpenKnown(Storage& storage, const std::string& path,
+                              const std::stop_token& stop) {
+  const auto entries = storage.List(path);
+  if (entries.ok()) {
+    return OpenFolder({storage, path, *entries, 0, stop});
+  }
+  return entries.status().code() == StatusCode::kNotFound ? entries.status()
+                                                          : OpenKnownFile(storage, path);
+}
+
+Result<OpenedIndex> OpenKnownUnlisted(Storage& storage, const std::string& path) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, KnownEntries(storage, path));
+  return OpenFolder({storage, path, entries});
+}
+
+Result<OpenedIndex> OpenKnownOfOwnRanks(Storage& storage, const std::string& path,
+                                        std::uint32_t world_size) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
+  const ListedFolder folder{storage, path, entries, world_size};
+  const KnownFormat* const known = Recognise(folder);
+  if (known != nullptr && !known->opens_own_ranks) {
+    return InvalidArgument(path + " is no checkpoint of which each rank needs its own files only");
+  }
+  return OpenFolder(folder);
+}
+
+std::optional<Format> FormatOf(Storage& storage, const std::string& path,
+                               const std::vector<DirectoryEntry>& entries) {
+  const KnownFormat* const known = Recognise({storage, path, entries});
+  return known != nullptr ? std::optional(known->format) : std::nullopt;
+}
+
+bool IsPlainModel(Storage& storage, const std::string& path,
+                  const std::vector<DirectoryEntry>& entries) {
+  const KnownFormat* const known = Recognise({storage, path, entries});
+  return known != nullptr && known->is_plain_model;
+}
+
+Result<std::vector<std::string>> NamesInIndex(Storage& storage, const std::string& path) {
+  const std::string name = BaseName(path);
+  for (const KnownFormat* const known : kFormats) {
+    if (known->names_in_index != nullptr && known->IsIndex(name)) {
+      return known->names_in_index(storage, path);
+    }
+  }
+  return std::vector<std::string>();
+}
+
+Result<std::vector<std::string>> IndexedNames(Storage& storage, const std::string& directory,
+                                              const std::vector<DirectoryEntry>& entries) {
+  const ListedFolder folder{storage, directory, entries};
+  const KnownFormat* const known = Recognise(folder);
+  return known != nullptr ? NamesInIndexes(folder, *known)
+                          : Result<std::vector<std::string>>(std::vector<std::string>());
+}
+
+Result<std::vector<std::string>> IndexedNames(Storage& storage, const std::string& directory) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
+  return IndexedNames(storage, directory, entries);
+}
+
+}  // namespace varve

@@ -1,0 +1,105 @@
+// Varve's own format (docs/format.md): a directory with a commit record, or with the data files of
+// ranks that saved apart.
+
+#include <utility>
+
+#include "catalogue/formats/known_format.h"
+#include "catalogue/names.h"
+#include "catalogue/open.h"
+#include "catalogue/scan.h"
+
+namespace varve {
+namespace {
+
+/// Returns the newest complete set of rank-local files.
+Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory,
+                                  const std::vector<DirectoryEntry>& entries,
+                                  const std::stop_token& stop) {
+  std::vector<NamedSet> complete = GroupByName(entries);
+  std::erase_if(complete, [](const NamedSet& set) { return !set.complete(); });
+  ScanResult scan;
+  if (complete.size() == 1) {  // Files of other saves need not be read.
+    VARVE_ASSIGN_OR_RETURN(scan, ScanSet(storage, directory, complete.front(), stop));
+  }
+  if (scan.groups.empty() || !scan.damaged.empty()) {
+    VARVE_ASSIGN_OR_RETURN(scan, ScanDataFiles(storage, directory, stop));
+  }
+  for (const FileGroup& group : scan.groups) {
+    if (!group.complete()) {
+      continue;
+    }
+    if (!group.files.empty() && group.files[0].header.coordinated) {
+      return DataLoss(directory + ": varve.json is missing" + std::string(kRepairHint));
+    }
+    auto metadata = MergeHeaders(group.files);
+    if (!metadata.ok()) {
+      return metadata.status().Annotate(directory);
+    }
+    OpenedIndex opened{directory, std::move(*metadata), std::nullopt};
+    opened.headers_checked = true;
+    return opened;
+  }
+  if (!scan.damaged.empty()) {
+    return scan.damaged.front();
+  }
+  if (scan.groups.empty()) {
+    return NotFound(directory + " holds no data files any more");
+  }
+  const FileGroup& newest = scan.groups.front();
+  return FailedPrecondition(directory + " is incomplete: files of " + NameRanks(newest.missing) +
+                            " of a world of " + std::to_string(newest.world_size) + " are missing")
+      .With({.reason = ErrorReason::kIncomplete});
+}
+
+/// The record of a copy of a checkpoint of an object store may have a higher number than
+/// varve.json, which OpenIndex has looked for.
+Result<OpenedIndex> OpenNative(const ListedFolder& folder) {
+  if (NewestRecord(folder.entries) == 0) {
+    return OpenRankLocal(folder.storage, folder.path, folder.entries, folder.stop);
+  }
+  VARVE_ASSIGN_OR_RETURN(CommitRecord newest,
+                         ReadNewestRecord(folder.storage, folder.path, folder.entries));
+  return OpenRecord(folder.storage, folder.path, std::move(newest));
+}
+
+/// Returns what the newest record in the directory names. In a copy of a checkpoint of an object
+/// store it names a directory too: then what the format owns there is the checkpoint's.
+Result<std::vector<std::string>> NamesInRecord(Storage& storage, const std::string& path) {
+  std::vector<std::string> names;
+  if (!RecordNumber(BaseName(path))) {
+    return names;
+  }
+  const std::string directory = ParentPath(path);
+  VARVE_ASSIGN_OR_RETURN(const CommitRecord record, ReadCommitRecord(storage, directory));
+  for (const StoredFile& file : record.side_files) {
+    names.push_back(JoinPath(record.directory, file.name));
+  }
+  if (record.directory.empty()) {
+    return names;
+  }
+  VARVE_ASSIGN_OR_RETURN(const auto below, storage.List(JoinPath(directory, record.directory)));
+  for (const DirectoryEntry& entry : below) {
+    if (kVarveKnown.Owns(entry.name)) {
+      names.push_back(JoinPath(record.directory, entry.name));
+    }
+  }
+  return names;
+}
+
+constexpr std::string_view kVarveIndex[] = {"varve.json", "varve-#.json", "manifest.bin"};
+constexpr std::string_view kVarveNames[] = {"data-#-of-#.safetensors", "data-#-of-#-%.safetensors"};
+
+}  // namespace
+
+const KnownFormat kVarveKnown{.format = Format::kVarve,
+                              .recognises =
+                                  [](const ListedFolder& folder) {
+                                    return NewestRecord(folder.entries) > 0 ||
+                                           folder.Has(kVarveNames[0]) || folder.Has(kVarveNames[1]);
+                                  },
+                              .open = OpenNative,
+                              .index = kVarveIndex,
+                              .names = kVarveNames,
+                              .names_in_index = NamesInRecord};
+
+}  // namespace varve
