@@ -12,8 +12,7 @@
 //     the second lock alone: NAME cannot be replaced there. One rank: NAME/.rank-R.varve-lock. On a
 //     file system without locks the save goes on; steps 3, 6 and 7 say what differs then.
 //  3. The highest number N in any __R_N.distcp counts, there or named: this save's files are
-//  numbered
-//     from N + 1. So no file that an index mentions is written to, not even one that it mentions
+//     numbered from N + 1. So no file that an index mentions is written to, not even one that it mentions
 //     and that is missing. A file is created exclusively: a rank of a dead job that still writes,
 //     or a second save where there are no locks, collides with an error instead of mixing bytes.
 //  6. (a) Sync NAME: the names of the data files are durable before an index names them.

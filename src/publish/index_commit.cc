@@ -9,8 +9,7 @@
 //             Hugging Face folder's `model.safetensors.index.json`. It is written on condition that
 //             there is none, or read again and replaced. It says where each file is.
 //   renamed   DCP's in a directory that stays: a part is written, synced, and renamed to INDEX.
-//   Data
-//             files have numbers there (dcp_in_place.cc has locks and numbers, steps 0 to 3).
+//             Data files have numbers there (dcp_in_place.cc has locks and numbers, steps 0 to 3).
 //
 //  1. List NAME. What readers would open instead of INDEX ends the save here, before any work: an
 //     index of another format, for an INDEX of one rank that of all. So does INDEX itself, if it
@@ -35,8 +34,7 @@
 //                 highest. Then nobody reads this save's record: it is taken back, and the save
 //                 fails. It fails as well where its data have been removed.
 //       compared  of two first saves one gets AlreadyExists. Of two overwrites both may find the
-//       old
-//                 INDEX and then write: nothing makes that one step. INDEX is the later one, whole,
+//                 old INDEX and then write: nothing makes that one step. INDEX is the later one, whole,
 //                 for each removes what the OLD one named and never the other's files. The earlier
 //                 save reads INDEX back and fails, its data stay, for a request that was repeated
 //                 may still be carried out; or it has returned before and was overwritten. One case
@@ -45,8 +43,7 @@
 //                 needs a condition on the old content, which not all servers keep.
 //       renamed   a lock has kept the second one from beginning.
 //  7. Remove what the old INDEX named and the new one does not, and nothing else: indexes first,
-//  then
-//     their files. A crash leaves files that no index names. `varve gc` removes data directories
+//     then their files. A crash leaves files that no index names. `varve gc` removes data directories
 //     when all in them is a day old: without locks a save that lives looks like one that died.
 
 #include <algorithm>
