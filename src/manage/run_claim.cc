@@ -2,8 +2,7 @@
 // a job that was killed, and keep out the one that is to go on. The job that came last has the run.
 //  1. List RUN/.varve-run/. Each claim there is an object with a number and its holder.
 //  2. Write a claim with the next number, on condition that there is none. Of two jobs that begin
-//  at
-//     once one gets AlreadyExists, looks again and takes a higher number: it came last.
+//     at once one gets AlreadyExists, looks again and takes a higher number: it came last.
 //     Then list again: where a higher claim has come since step 1, this job did not come last, or
 //     the number had been used before. It gives its claim back and begins anew.
 //  3. Remove the claims below. A crash before leaves them, below one that counts.

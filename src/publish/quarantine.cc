@@ -8,8 +8,7 @@
 // Where names cannot be changed (index_commit.cc) the record moves, which is what readers find,
 // and the data stay where they are:
 //  1. Remove the records below the newest: without it a reader would take one of them, whose data
-//  an
-//     overwrite has removed, or was about to.
+//     an overwrite has removed, or was about to.
 //  2. Write the reason, and the record under the name of one in quarantine. A crash here leaves a
 //     checkpoint that is as damaged as before; an overwrite that comes then removes both.
 //  3. Take a pin away, which would keep later saves from the name. The reason tells of it.
