@@ -1,6 +1,6 @@
 // The removal of a checkpoint, on request or on a rule of its run.
 //  1. Lock its name, and check that no rank saves into it without coordination: a live save loses
-//  nothing.
+//     nothing.
 //  2. A displaced checkpoint gets its name back, so that it is removed and not found again later.
 //     A pinned checkpoint stays. A removal by a rule of the run also spares one that is being read:
 //     it takes the lock that all readers share for itself, and gives it back when the name is gone.
