@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/ascii.h"
 #include "base/bytes.h"
 #include "base/checksum.h"
 #include "base/stop.h"

@@ -48,6 +48,7 @@ void DropThrough(std::deque<Made>* made, std::size_t place) {
 
 std::vector<std::string> NamesOf(const std::deque<Made>& made) {
   std::vector<std::string> names;
+  names.reserve(made.size());
   for (const Made& one : made) {
     names.push_back(one.name);
   }

@@ -68,8 +68,8 @@ bool Channel::IsReady() {
 
 void Channel::Resume() {
   interrupted_ = false;
-  std::uint64_t count = 0;
-  (void)!::read(wake_.get(), &count, sizeof(count));
+  eventfd_t count = 0;
+  (void)::eventfd_read(wake_.get(), &count);
 }
 
 Status Channel::Enter(const std::string& what, double limit, Deadline until, Rendezvous& rendezvous,
@@ -371,8 +371,8 @@ void Channel::Turn(Deadline until) {
     const epoll_event& event = events[static_cast<std::size_t>(i)];
     const std::uint64_t tag = event.data.u64;
     if (tag == kWakeTag) {
-      std::uint64_t wakes = 0;
-      (void)!::read(wake_.get(), &wakes, sizeof(wakes));
+      eventfd_t wakes = 0;
+      (void)::eventfd_read(wake_.get(), &wakes);
     } else if (tag == kListenerTag) {
       Accept();
     } else if (tag > kListenerTag) {

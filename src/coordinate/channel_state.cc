@@ -45,7 +45,6 @@
 #include <cstdio>
 #include <string_view>
 
-
 namespace varve {
 namespace {
 

@@ -103,7 +103,7 @@ class ChannelState {
     TimePoint next_notice{};
   };
 
-  Result<TimePoint> WaitsUntil(const Peer& peer, bool interrupted) const;
+  [[nodiscard]] Result<TimePoint> WaitsUntil(const Peer& peer, bool interrupted) const;
   [[nodiscard]] std::string WhyLate(const Peer& peer) const;
   [[nodiscard]] std::string WaitedFor() const;
   [[nodiscard]] bool IsWaitedFor(const Peer& peer) const;

@@ -142,9 +142,14 @@ Result<std::optional<Frame>> Connection::Read() {
 /// as before.
 Status Connection::MakeRoom() {
   ByteReader in(std::string_view(header_.data(), header_.size()));
-  reading_.kind = static_cast<FrameKind>(in.U8());
+  const std::uint8_t kind = in.U8();
   reading_.call = in.U64();
   const std::uint64_t size = in.U64();
+  if (kind < static_cast<std::uint8_t>(FrameKind::kHello) ||
+      kind > static_cast<std::uint8_t>(FrameKind::kPast)) {
+    return Unavailable("the other side sends what no rank does");
+  }
+  reading_.kind = static_cast<FrameKind>(kind);
   if (!trusted_ && (reading_.kind != FrameKind::kHello || size > kMaxUntrustedBytes)) {
     return Unavailable("the other side is no rank of this job");
   }

@@ -52,4 +52,10 @@ Status CheckIsUploaded(const ListedFolder& folder);
 /// Checks that every extent lies in its file, whose size is known. Errors: DataLoss.
 Status CheckExtents(const std::string& directory, const Metadata& metadata);
 
+/// Gives tensors that are stored as flattened blocks (Decoded::in_blocks) their own shape and
+/// chunks. Looks into each of their chunks: blocks.cc. Errors: Unimplemented for blocks that are no
+/// grid.
+Status PlaceBlocks(const ListedFolder& folder, std::vector<std::pair<std::string, Dims>> in_blocks,
+                   OpenedIndex* opened);
+
 }  // namespace varve
