@@ -423,13 +423,13 @@ void ChannelState::ArrivedOn0(Peer& peer, const Frame& frame, CallReport report,
 
 /// On rank 0: does what follows from the calls of the two.
 void ChannelState::Settle(Peer& peer, std::optional<int> vote) {
-  using Kind = CallDecision::Kind;
+  using Decided = CallDecision::Kind;
   CallDecision decision = peer.calls.Decide(vote);
-  for (; decision.kind != Kind::kWait && decision.kind != Kind::kUnclear;
+  for (; decision.kind != Decided::kWait && decision.kind != Decided::kUnclear;
        decision = peer.calls.Decide(vote)) {
-    if (decision.kind == Kind::kJoined) {
+    if (decision.kind == Decided::kJoined) {
       Join(peer, decision);
-    } else if (decision.kind == Kind::kOtherRankFails) {
+    } else if (decision.kind == Decided::kOtherRankFails) {
       Put(peer, FrameKind::kEnd, decision.number, Ending(decision.why, decision.cause));
       DropBefore(&peer.messages, decision.number + 1);
     } else {
@@ -440,7 +440,7 @@ void ChannelState::Settle(Peer& peer, std::optional<int> vote) {
       }
     }
   }
-  peer.unclear = decision.kind == Kind::kUnclear;
+  peer.unclear = decision.kind == Decided::kUnclear;
   if (unclear_ || peer.unclear) {
     Vote();
   }

@@ -210,7 +210,8 @@ class CoordinatedSave final : public SaveSession {
     identity.save_id = share.save_id;
     identity.created_ns = share.created_ns;
     identity.block_bytes = share.block_bytes;
-    settled_.settled.ranks.assign(1, std::move(share.assignment));
+    settled_.settled.ranks.clear();
+    settled_.settled.ranks.push_back(std::move(share.assignment));
     settled_.placement = std::move(share.placement);
     settled_.joins = share.joins;
     settled_.claim = std::move(share.claim);
