@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -120,7 +121,14 @@ template <class Call>
 auto Waiting(const nb::object& self, const Call& call) {
   const std::shared_ptr<Channel> channel = ChannelOf(self);
   decltype(call(channel)) result = Internal("not run");
-  RunCollective([&] { result = call(channel); }, self, [] {}, nullptr, "");
+  const auto run = [&] {
+    try {
+      result = call(channel);
+    } catch (const std::exception& error) {  // It would end the process, on a thread of its own.
+      result = Status(StatusCode::kOutOfSpace, channel->what() + ": " + error.what());
+    }
+  };
+  RunCollective(run, self, [] {}, nullptr, "");
   if constexpr (std::is_same_v<decltype(result), Status>) {
     RaiseIfError(result);
   } else {
@@ -136,9 +144,10 @@ auto Quickly(const nb::object& self, const Call& call) {
   return call(*channel);
 }
 
-void Enter(const nb::object& self, const std::string& what, double timeout, double left,
+void Enter(const nb::object& self, const nb::str& name, double timeout, double left,
            const std::string& key, nb::callable get, nb::callable set) {
   Store store(std::move(get), std::move(set));
+  const std::string what = TextOf(name);
   const Deadline until = In(left);
   const auto enter = [&](Channel& ranks) { return ranks.Enter(what, timeout, until, store, key); };
   const bool ready = Quickly(self, [](Channel& ranks) {
@@ -203,7 +212,11 @@ nb::bytes Receive(const nb::object& self, int source, double timeout) {
 }
 
 bool Flush(const nb::object& self, double seconds) {
-  if (Quickly(self, [](Channel& ranks) { return ranks.Flush(In(0)); })) {
+  const bool has_left = Quickly(self, [](Channel& ranks) {
+    ranks.Resume();
+    return ranks.Flush(In(0));
+  });
+  if (has_left) {
     return true;
   }
   return Waiting(self, [&](const std::shared_ptr<Channel>& ranks) -> Result<bool> {
@@ -253,8 +266,10 @@ void BindChannel(nb::module_& module) {
           [](PythonChannel* self, int rank, int size, double first_notice) {
             const auto notice = std::chrono::duration_cast<std::chrono::milliseconds>(
                 std::chrono::duration<double>(first_notice));
-            new (self) PythonChannel(std::make_shared<Channel>(
-                ChannelOptions{rank, size, LogWarning, notice, std::chrono::milliseconds(0)}));
+            auto channel = std::make_shared<Channel>(ChannelOptions{
+                .rank = rank, .size = size, .log = LogWarning, .first_notice = notice});
+            RaiseIfError(channel->CheckSockets());
+            new (self) PythonChannel(std::move(channel));
           },
           nb::arg("rank"), nb::arg("size"), nb::arg("first_notice"))
       .def_prop_ro("what",
@@ -271,8 +286,9 @@ void BindChannel(nb::module_& module) {
            nb::arg("get"), nb::arg("set"))
       .def(
           "leave",
-          [](const nb::object& self, const std::string& why, std::optional<int> cause) {
-            Quickly(self, [&](Channel& ranks) { ranks.Leave(why, cause.value_or(-1)); });
+          [](const nb::object& self, const nb::str& why, std::optional<int> cause) {
+            const std::string text = TextOf(why);
+            Quickly(self, [&](Channel& ranks) { ranks.Leave(text, cause.value_or(-1)); });
           },
           nb::arg("why"), nb::arg("cause").none())
       .def("flush", &Flush, nb::arg("seconds"))
@@ -285,14 +301,20 @@ void BindChannel(nb::module_& module) {
       .def("interrupt", [](const PythonChannel& self) { self.channel->Interrupt(); })
       .def(
           "tell_past",
-          [](const nb::object& self, const std::string& name) {
-            Quickly(self, [&](Channel& ranks) { ranks.TellPast(name); });
+          [](const nb::object& self, const nb::str& name) {
+            const std::string text = TextOf(name);
+            Quickly(self, [&](Channel& ranks) { ranks.TellPast(text); });
           },
           nb::arg("name"))
       .def("hang_up",
            [](const nb::object& self) { Quickly(self, [](Channel& ranks) { ranks.Close(); }); });
   module.def("name_ranks", &NameRanks, nb::arg("ranks"));
-  module.def("order_of_calls", &OrderOfCalls, nb::arg("mine"), nb::arg("theirs"));
+  module.def(
+      "order_of_calls",
+      [](const nb::str& mine, const nb::str& theirs) {
+        return OrderOfCalls(TextOf(mine), TextOf(theirs));
+      },
+      nb::arg("mine"), nb::arg("theirs"));
 }
 
 }  // namespace varve::python

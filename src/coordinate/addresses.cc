@@ -88,23 +88,25 @@ std::string Environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-/// Returns the addresses of the interfaces in GLOO_SOCKET_IFNAME, IPv4 first.
+/// Returns the addresses of the interfaces in GLOO_SOCKET_IFNAME, in its order; of each IPv4 first.
 std::vector<std::string> OfInterfaces() {
   std::vector<std::string> found;
-  const std::string names = "," + Environment("GLOO_SOCKET_IFNAME") + ",";
+  std::istringstream names(Environment("GLOO_SOCKET_IFNAME"));
   ifaddrs* all = nullptr;
-  if (names.size() == 2 || ::getifaddrs(&all) != 0) {
+  if (names.str().empty() || ::getifaddrs(&all) != 0) {
     return found;
   }
-  for (const int family : {AF_INET, AF_INET6}) {
-    for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
-      if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != family ||
-          names.find("," + std::string(one->ifa_name) + ",") == std::string::npos) {
-        continue;
-      }
-      const auto* const six = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr);
-      if (family == AF_INET || !IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr)) {
-        found.push_back(InDigits(one->ifa_addr));
+  for (std::string name; std::getline(names, name, ',');) {
+    for (const int family : {AF_INET, AF_INET6}) {
+      for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
+        if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != family ||
+            name != one->ifa_name) {
+          continue;
+        }
+        const auto* const six = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr);
+        if (family == AF_INET || !IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr)) {
+          found.push_back(InDigits(one->ifa_addr));
+        }
       }
     }
   }

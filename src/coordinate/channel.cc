@@ -41,21 +41,20 @@ int Milliseconds(Deadline until) {
 
 Channel::Channel(ChannelOptions options)
     : options_(std::move(options)),
+      process_(::getpid()),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       poll_(::epoll_create1(EPOLL_CLOEXEC)),
-      state_(options_.rank, options_.size, options_.first_notice),
+      state_(options_.rank, options_.size, options_.first_notice, options_.one_call),
       newest_arriving_(kListenerTag) {
   Watch(EPOLL_CTL_ADD, wake_.get(), kWakeTag);
 }
 
 Channel::~Channel() {
-  // Otherwise takes no lock: a forked child has no thread that would give it up.
-  if (options_.last_messages > std::chrono::milliseconds(0)) {
+  // In a forked child no thread would give up the lock.
+  if (process_ == ::getpid() && options_.last_messages > std::chrono::milliseconds(0)) {
     (void)Flush(Now() + options_.last_messages);
   }
 }
-
-// ---- calls ----
 
 bool Channel::IsReady() {
   const std::scoped_lock lock(mutex_);
@@ -95,25 +94,23 @@ Status Channel::Enter(const std::string& what, double limit, Deadline until, Ren
 }
 
 void Channel::Begin(const std::string& what, double limit) {
-  {
-    const std::scoped_lock lock(mutex_);
-    if (!state_.refused().empty()) {  // Descriptors had run out.
-      Watch(EPOLL_CTL_ADD, listener_.get(), kListenerTag);
-      state_.SetRefused({});
-    }
-    state_.Begin(what, limit, Now());
-    SendFrames();
+  std::unique_lock lock(mutex_);
+  if (!state_.refused().empty()) {  // Descriptors had run out.
+    state_.SetRefused({});
+    Watch(EPOLL_CTL_ADD, listener_.get(), kListenerTag);  // Of other ranks it is none.
   }
+  state_.Begin(what, limit, Now());
+  SendFrames();
+  lock.unlock();
   LogLines();
 }
 
 void Channel::Leave(const std::string& why, int cause) {
-  {
-    const std::scoped_lock lock(mutex_);
-    state_.End(why, cause);
-    Resume();  // For Flush.
-    Turn(Now());
-  }
+  std::unique_lock lock(mutex_);
+  state_.End(why, cause);
+  Resume();  // For Flush.
+  Turn(Now());
+  lock.unlock();
   LogLines();
 }
 
@@ -137,12 +134,19 @@ Status Channel::CheckPeer(int peer) const {
                         std::to_string(peer) + ": only rank 0 has, with each other one");
 }
 
-Status Channel::Send(int to, std::string_view message, Deadline /*deadline*/) {
+Status Channel::Send(int to, std::string_view message, Deadline deadline) {
   VARVE_RETURN_IF_ERROR(CheckPeer(to));
   const std::scoped_lock lock(mutex_);
   Turn(Now());
   Status sent = state_.Send(to, std::string(message));
   SendFrames();
+  // What is left would wait until this rank has written its file. It reads meanwhile, so that two
+  // that send cannot block each other.
+  for (auto link = links_.find(to); sent.ok() && link != links_.end() && !interrupted_ &&
+                                    link->second.has_unsent() && Now() < deadline;
+       link = links_.find(to)) {
+    Turn(deadline);
+  }
   lost_ = lost_ || !sent.ok();
   return sent;
 }
@@ -170,8 +174,7 @@ Result<std::string> Channel::Receive(int from, Deadline deadline) {
 
 void Channel::Interrupt() {
   interrupted_ = true;
-  const std::uint64_t one = 1;
-  (void)!::write(wake_.get(), &one, sizeof(one));
+  (void)::eventfd_write(wake_.get(), 1);
 }
 
 std::string Channel::Interrupted() const {
@@ -205,19 +208,15 @@ int Channel::cause() {
 }
 
 void Channel::LogLines() {
-  std::vector<std::string> lines;
-  {
-    const std::scoped_lock lock(mutex_);
-    lines = state_.TakeLines();
-  }
+  std::unique_lock lock(mutex_);
+  const std::vector<std::string> lines = state_.TakeLines();
+  lock.unlock();
   for (const std::string& line : lines) {
     if (options_.log) {
       options_.log(line);
     }
   }
 }
-
-// ---- connecting ----
 
 Status Channel::CheckSockets() const {
   return poll_.valid() && wake_.valid() ? Status::Ok() : NoDescriptor("make a channel", EMFILE);
@@ -309,7 +308,9 @@ Status Channel::AcceptAll(Deadline until) {
 }
 
 Result<std::shared_ptr<Channel>> Channel::MakeBackground(double limit) {
-  const auto channel = std::make_shared<Channel>(options_);
+  ChannelOptions options = options_;
+  options.one_call = true;
+  const auto channel = std::make_shared<Channel>(std::move(options));
   const auto ranks = MakeInStep({std::shared_ptr<void>(), this});
   const std::string call = what();
   const Deadline until = After(Now(), limit);
@@ -348,13 +349,15 @@ void Channel::CloseLinks() {
   }
 }
 
-// ---- reading and writing ----
-
 void Channel::Watch(int how, int fd, std::uint64_t tag, bool writes) {
   epoll_event event{};
   event.events = EPOLLIN | (writes ? std::uint32_t{EPOLLOUT} : 0U);
   event.data.u64 = tag;
-  (void)::epoll_ctl(poll_.get(), how, fd, &event);
+  if (::epoll_ctl(poll_.get(), how, fd, &event) != 0 && how == EPOLL_CTL_ADD && errno != EEXIST &&
+      errno != EBADF) {
+    state_.SetRefused(std::string("this process cannot wait for its sockets: ") +
+                      std::strerror(errno));
+  }
 }
 
 /// Waits until a socket is ready, at most until then; reads, writes and accepts.

@@ -14,6 +14,8 @@
 #include <string_view>
 #include <vector>
 
+#include <sys/types.h>
+
 #include "coordinate/channel_state.h"
 #include "coordinate/connection.h"
 #include "varve/coordinator.h"
@@ -27,6 +29,9 @@ struct ChannelOptions {
   std::function<void(const std::string&)> log{};
   /// Time after which a wait is logged; the intervals double from there.
   std::chrono::milliseconds first_notice = std::chrono::seconds(30);
+  /// The ranks make one call for as long as the channel lives: each wait has a deadline of its own,
+  /// and the call has none.
+  bool one_call = false;
   /// Time in which the last messages leave when the channel is destroyed.
   std::chrono::milliseconds last_messages{0};
 };
@@ -42,6 +47,8 @@ class Channel final : public Coordinator {
   Channel& operator=(const Channel&) = delete;
   ~Channel() override;
 
+  /// Errors: Unavailable where the process has no descriptors for a channel.
+  [[nodiscard]] Status CheckSockets() const;
   /// Rank 0 and this rank are connected, or this is rank 0: Enter does not wait.
   [[nodiscard]] bool IsReady();
   /// Makes the next calls wait again after Interrupt.
@@ -86,7 +93,6 @@ class Channel final : public Coordinator {
   [[nodiscard]] bool lost() const { return lost_; }
 
  private:
-  [[nodiscard]] Status CheckSockets() const;
   Result<std::string> Publish();
   Status Reach(double limit, Deadline until, Rendezvous& rendezvous, const std::string& key);
   Status ConnectTo(std::string_view published, Deadline until, int wake);
@@ -110,6 +116,8 @@ class Channel final : public Coordinator {
   void LogLines();
 
   const ChannelOptions options_;
+  const pid_t
+      process_;  // A forked child has the sockets' numbers, and none of the channel's threads.
   std::atomic<bool> interrupted_{false};
   std::atomic<bool> lost_{false};
   Socket wake_;

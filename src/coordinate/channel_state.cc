@@ -87,8 +87,9 @@ std::string InSeconds(double seconds) {
   return text + " s";
 }
 
-ChannelState::ChannelState(int rank, int size, std::chrono::milliseconds first_notice)
-    : rank_(rank), size_(size), first_notice_(first_notice) {
+ChannelState::ChannelState(int rank, int size, std::chrono::milliseconds first_notice,
+                           bool one_call)
+    : rank_(rank), size_(size), first_notice_(first_notice), one_call_(one_call) {
   for (int other = rank == 0 ? 1 : 0; other < (rank == 0 ? size : 1); ++other) {
     peers_[other].rank = other;
   }
@@ -241,7 +242,7 @@ Result<TimePoint> ChannelState::WaitsUntil(const Peer& peer, bool interrupted) c
     }
     until = std::min(until, After(wait_.start, kReconnectGrace));
   }
-  if (peer.call < number_) {
+  if (peer.call < number_ && !one_call_) {
     until = std::min({until, After(began_, limit_), others_wait_until_});
   }
   return until;

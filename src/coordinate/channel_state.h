@@ -29,7 +29,8 @@ std::string InSeconds(double seconds);
 class ChannelState {
  public:
   /// `first_notice` is the time after which a wait is logged; the intervals double from there.
-  ChannelState(int rank, int size, std::chrono::milliseconds first_notice);
+  /// `one_call`: as ChannelOptions has it.
+  ChannelState(int rank, int size, std::chrono::milliseconds first_notice, bool one_call = false);
 
   // ---- what this rank does ----
 
@@ -125,6 +126,7 @@ class ChannelState {
   const int rank_;
   const int size_;
   const std::chrono::milliseconds first_notice_;
+  const bool one_call_;
   std::map<int, Peer> peers_;
   std::uint64_t number_ = 0;  // Of the call that this rank is in, or was in last.
   std::string what_;          // That call's name.

@@ -401,5 +401,19 @@ TEST(ChannelState, NamesRanks) {
   EXPECT_EQ(NameRanks({1, 3}), "ranks 1, 3");
 }
 
+TEST(ChannelState, OfOneCallWaitsByTheDeadlinesOfItsWaits) {
+  const TimePoint start{};
+  const TimePoint later = start + seconds(3600);
+  for (const bool one_call : {false, true}) {
+    ChannelState state(0, 2, seconds(30), one_call);
+    state.Connected(1);
+    state.Begin("save in the background", kLimit, start);
+    state.Await(1, kLimit, later);
+    TimePoint again{};
+    const auto received = state.Poll(false, later, &again);
+    EXPECT_EQ(received.has_value(), !one_call);  // A call has ended long ago; this one has not.
+  }
+}
+
 }  // namespace
 }  // namespace varve::channel_state_test

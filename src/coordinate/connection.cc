@@ -13,12 +13,15 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "base/guarded.h"
 
 namespace varve {
 namespace {
 
 /// A rank that has not proved yet that it belongs to the job may send no more than this.
 constexpr std::uint64_t kMaxUntrustedBytes = 4096;
+/// More is no message of a rank: something else answers at its address.
+constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 40;
 /// A smaller payload is sent in one piece with its header.
 constexpr std::size_t kSmallPayload = 4096;
 
@@ -138,8 +141,7 @@ Result<std::optional<Frame>> Connection::Read() {
   }
 }
 
-/// Makes room for the payload of the header that was read. Without memory for it the connection is
-/// as before.
+/// Makes room for the payload of the header that was read. Errors: that there is no memory for it.
 Status Connection::MakeRoom() {
   ByteReader in(std::string_view(header_.data(), header_.size()));
   const std::uint8_t kind = in.U8();
@@ -153,9 +155,14 @@ Status Connection::MakeRoom() {
   if (!trusted_ && (reading_.kind != FrameKind::kHello || size > kMaxUntrustedBytes)) {
     return Unavailable("the other side is no rank of this job");
   }
-  reading_.payload.resize(size);
-  has_room_ = true;
-  return Status::Ok();
+  if (size > kMaxBytes) {
+    return Unavailable("the other side announces " + std::to_string(size) + " bytes");
+  }
+  return Guarded([&] {
+    reading_.payload.resize(size);
+    has_room_ = true;
+    return Status::Ok();
+  });
 }
 
 }  // namespace varve

@@ -35,6 +35,7 @@ Result<std::unique_ptr<Coordinator>> MakeSocketCoordinator(Rendezvous& rendezvou
   auto channel = std::make_unique<Channel>(ChannelOptions{.rank = options.rank,
                                                           .size = options.size,
                                                           .log = options.log,
+                                                          .one_call = true,
                                                           .last_messages = kLastMessages});
   const std::chrono::duration<double> limit = options.timeout;
   VARVE_RETURN_IF_ERROR(channel->Enter("connect " + options.key, limit.count(),
