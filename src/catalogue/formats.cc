@@ -24,7 +24,11 @@ constexpr std::array kFormats{&kVarveKnown,        &kHfaiKnown,       &kDcpKnown
                               &kSafetensorsKnown,  &kHfTorchKnown};
 
 Result<OpenedIndex> OpenFolder(const ListedFolder& folder) {
-  const KnownFormat* const known = Recognise(folder);
+  Status failed;
+  ListedFolder asked = folder;
+  asked.failed = &failed;
+  const KnownFormat* const known = Recognise(asked);
+  VARVE_RETURN_IF_ERROR(failed);  // It may be a checkpoint, or one of another format.
   return known != nullptr ? known->open(folder)
                           : NotFound(folder.path + " holds no checkpoint that Varve knows");
 }

@@ -264,11 +264,13 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
     return one ? std::vector{*std::move(one)} : std::vector<CheckpointEntry>();
   }
   const auto listed = storage.List(directory);
-  if (TellsNothing(storage, directory, listed.status())) {
-    return listed.status();
+  const StatusCode code = listed.status().code();
+  if (!listed.ok() && ConditionalWritesOf(storage, directory) != nullptr &&
+      code != StatusCode::kNotFound && code != StatusCode::kInvalidArgument) {
+    return listed.status();  // A list that cannot be read does not tell that nothing is there.
   }
   // A checkpoint that has been displaced is found by a name under which there is no directory.
-  if (!listed.ok() && listed.status().code() != StatusCode::kNotFound) {
+  if (!listed.ok() && code != StatusCode::kNotFound) {
     const Status opened = OpenKnown(storage, directory).status();
     if (opened.code() == StatusCode::kNotFound) {
       return opened;  // A file of no kind that we know.

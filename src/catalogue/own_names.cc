@@ -69,7 +69,7 @@ OwnNames::OwnNames(Storage& storage, const std::string& directory,
     : storage_(storage),
       directory_(directory),
       entries_(entries),
-      known_(Shown({storage, directory, entries})) {}
+      known_(Shown({storage, directory, entries, 0, {}, &failed_})) {}
 
 bool OwnNames::IsIndex(std::string_view name) const {
   const auto known = KnownFormats();

@@ -3,7 +3,7 @@
 ///
 /// Part of a checkpoint are
 ///  - what the format's writers name their files, whether an index mentions them or not
-///    (KnownFormat::owns). So stale files of an earlier save go with the checkpoint;
+///    (KnownFormat::Owns). So stale files of an earlier save go with the checkpoint;
 ///  - what the index names;
 ///  - Varve's own hidden names: parts of files, locks of ranks, the mark of a staging directory.
 #pragma once
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "varve/metadata.h"
+#include "varve/status.h"
 #include "varve/storage.h"
 
 namespace varve {
@@ -33,6 +34,10 @@ class OwnNames {
   /// arguments must outlive this.
   OwnNames(Storage& storage, const std::string& directory,
            const std::vector<DirectoryEntry>& entries);
+
+  /// Returns an error where a folder could not be listed that may tell the format: then all else
+  /// here may be wrong, and nothing may be removed or moved by it.
+  [[nodiscard]] const Status& status() const { return failed_; }
 
   /// Returns true for an index file; `name` is relative to the directory.
   [[nodiscard]] bool IsIndex(std::string_view name) const;
@@ -56,6 +61,7 @@ class OwnNames {
   Storage& storage_;
   const std::string& directory_;
   const std::vector<DirectoryEntry>& entries_;
+  Status failed_;                               // Before known_, which sets it.
   const KnownFormat* known_;                    ///< Null where the directory shows no checkpoint.
   std::optional<std::set<std::string>> named_;  ///< By the index, once it has been read.
 };

@@ -198,7 +198,7 @@ class TorchDirectory {
     ConvertReport report;
     std::vector<DataFile> written;
     VARVE_RETURN_IF_ERROR(
-        WriteParts(parts, selections, commit->staging(), &progress, &report, &written));
+        WriteParts(parts, selections, *commit, &progress, &report, &written));
     VARVE_RETURN_IF_ERROR(commit->Publish(written, {mark}));
     if (config) {
       report.files.emplace_back(kOlmoMark);
@@ -208,13 +208,13 @@ class TorchDirectory {
 
  private:
   Status WriteParts(const std::vector<PartFile>& parts, const std::vector<Selection>& selections,
-                    const std::string& staging, JoinedProgress* progress, ConvertReport* report,
+                    const Commit& commit, JoinedProgress* progress, ConvertReport* report,
                     std::vector<DataFile>* written) {
     for (std::size_t i = 0; i < parts.size(); ++i) {
       ConvertOptions convert = OptionsOf(parts[i]);
       convert.progress = progress->OfNext(selections[i].tensor_bytes());
       const auto write_this = [&](const std::vector<FileSegment>& segments) {
-        return WritePart(staging, parts[i].name, segments);
+        return WritePart(commit, parts[i].name, segments);
       };
       VARVE_ASSIGN_OR_RETURN(const ConvertReport file,
                              parts[i].is_safetensors
@@ -233,7 +233,8 @@ class TorchDirectory {
     return Status::Ok();
   }
 
-  /// Returns a digest of all that decides what the files hold.
+  /// Returns a digest of all that decides what the files hold; a random id where the source cannot
+  /// be listed.
   Result<SaveId> Id() {
     Bytes bytes;
     ByteWriter out(&bytes);
@@ -251,7 +252,12 @@ class TorchDirectory {
       const std::string path = JoinPath(reader_.files_directory(), file.name);
       const auto [folder, is_new] = listed.try_emplace(ParentPath(path));
       if (is_new) {
-        VARVE_ASSIGN_OR_RETURN(folder->second, storage_.List(folder->first));
+        auto found = storage_.List(folder->first);
+        if (found.status().code() == StatusCode::kUnimplemented) {
+          return RandomSaveId();  // A web server's: nothing tells when a file was changed.
+        }
+        VARVE_RETURN_IF_ERROR(found.status());
+        folder->second = *std::move(found);
       }
       const DirectoryEntry* const entry = FindEntry(folder->second, BaseName(path));
       if (entry == nullptr) {
@@ -265,15 +271,19 @@ class TorchDirectory {
   }
 
   /// Writes one file, or takes the one that a dead unshard of the same has left. Returns its size.
-  Result<std::uint64_t> WritePart(const std::string& staging, const std::string& name,
+  /// Where a claim stands for the directory, its name does not tell whose the files are: all are
+  /// written.
+  Result<std::uint64_t> WritePart(const Commit& commit, const std::string& name,
                                   const std::vector<FileSegment>& segments) {
     std::uint64_t size = 0;
     for (const FileSegment& segment : segments) {
       size += segment.bytes;
     }
-    const std::string path = JoinPath(staging, name);
-    if (const auto left = storage_.OpenForRead(path); left.ok() && (*left)->size() == size) {
-      return size;
+    const std::string path = JoinPath(commit.staging(), name);
+    if (commit.claim().empty()) {
+      if (const auto left = storage_.OpenForRead(path); left.ok() && (*left)->size() == size) {
+        return size;
+      }
     }
     VARVE_RETURN_IF_ERROR(
         PublisherOf(storage_, path)->PublishFile(path, {.replaces = true}, [&](const auto& file) {

@@ -33,6 +33,9 @@ class Walk {
   Walk(Storage& storage, const std::string& directory, const std::vector<DirectoryEntry>& entries)
       : storage_(storage), directory_(directory), names_(storage, directory, entries) {}
 
+  /// Returns an error where nothing tells the checkpoint's files from the user's.
+  [[nodiscard]] const Status& status() const { return names_.status(); }
+
   Status Visit(const std::string& folder, const std::vector<DirectoryEntry>& entries) {
     for (const DirectoryEntry& entry : entries) {
       std::string name = folder.empty() ? entry.name : JoinPath(folder, entry.name);
@@ -203,6 +206,7 @@ class Keeper {
 Result<Inventory> TakeInventory(Storage& storage, const std::string& directory) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
   Walk walk(storage, directory, entries);
+  VARVE_RETURN_IF_ERROR(walk.status());
   VARVE_RETURN_IF_ERROR(walk.Visit("", entries));
   return walk.Take();
 }

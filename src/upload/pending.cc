@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "catalogue/family.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "publish/claim.h"
@@ -59,8 +60,9 @@ Result<std::vector<PendingUpload>> ListPendingUploads(const std::string& directo
                                                       Storage& storage) {
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(directory, storage));
   auto entries = storage.List(where);
-  if (entries.status().code() == StatusCode::kNotFound ||
-      entries.status().code() == StatusCode::kUnimplemented) {  // A web server's.
+  const StatusCode code = entries.status().code();
+  if (code == StatusCode::kNotFound || code == StatusCode::kUnimplemented ||  // A web server's.
+      (code == StatusCode::kInvalidArgument && IsRemote(storage, where))) {   // One object.
     return std::vector<PendingUpload>{};
   }
   VARVE_RETURN_IF_ERROR(entries.status());

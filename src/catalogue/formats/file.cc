@@ -89,8 +89,9 @@ Result<OpenedIndex> OpenKnownFile(Storage& storage, const std::string& path) {
   auto opened = storage.OpenForRead(path);
   const StatusCode code = opened.status().code();
   if (code == StatusCode::kUnavailable || code == StatusCode::kFailedPrecondition ||
-      code == StatusCode::kCancelled || TellsNothing(storage, path, opened.status())) {
-    return opened.status();  // It may be there.
+      code == StatusCode::kCancelled || TellsNothing(storage, path, opened.status()) ||
+      (!opened.ok() && ConditionalWritesOf(storage, path) != nullptr)) {
+    return opened.status();  // It may be there. An object store says NotFound of what is not.
   }
   if (!opened.ok()) {
     return NotFound(

@@ -26,6 +26,9 @@ struct ListedFolder {
   /// Not 0: so many ranks have saved, and the files of some of them suffice.
   std::uint32_t own_ranks_of = 0;
   std::stop_token stop{};
+  /// Set: gets the first error, but NotFound, of listing a folder below. Whoever removes files, or
+  /// says that there is no checkpoint, looks at it after Recognise.
+  Status* failed = nullptr;
 
   [[nodiscard]] bool HasFile(std::string_view name) const;
   [[nodiscard]] bool HasFolder(std::string_view name) const;

@@ -105,6 +105,10 @@ bool ListedFolder::Has(std::string_view pattern) const {
   pattern.remove_prefix(end + 1);
   const auto inside = HasFolder(below) ? storage.List(JoinPath(path, below))
                                        : Result<std::vector<DirectoryEntry>>(NotFound(""));
+  if (!inside.ok() && inside.status().code() != StatusCode::kNotFound && failed != nullptr &&
+      failed->ok()) {
+    *failed = inside.status();
+  }
   return inside.ok() && std::any_of(inside->begin(), inside->end(), fits);
 }
 

@@ -192,7 +192,8 @@ Status ObjectWriter::Broken() {
 }
 
 Status ObjectWriter::Begin() {
-  auto id = calls_.StartUpload(name_, part_bytes_, mark_);
+  // Others wait for the outcome, whatever the store throws.
+  auto id = Guarded([&] { return calls_.StartUpload(name_, part_bytes_, mark_); });
   if (id.ok()) {
     (void)Take(upload_event::Begun{*std::move(id)});
     return Status::Ok();
