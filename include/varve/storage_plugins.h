@@ -98,6 +98,12 @@ class ObjectStore {
     return StartUpload(name, part_bytes);
   }
 
+  /// Returns true where a Put whose error is OutOfSpace, FailedPrecondition or InvalidArgument has
+  /// written nothing and never will, whatever was tried before: one that may have been carried out
+  /// is Unavailable. False where the store, or a library below it, may try again by itself and
+  /// return what the last try got.
+  [[nodiscard]] virtual bool RefusalsAreFinal() const { return false; }
+
   /// Returns the time by which the store dates its objects, Unix time in ns; 0: this host's.
   virtual std::int64_t NowNs() { return 0; }
 };

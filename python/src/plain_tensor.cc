@@ -174,7 +174,7 @@ std::uint64_t NumberOf(PyObject* function, Arguments... arguments) {
 }
 
 /// Returns what the places have for a DTensor, asking for it once; None where nothing can be said.
-nb::object HeldPlaceOf(nb::handle tensor, nb::dict places) {
+nb::object HeldPlaceOf(nb::handle tensor, const nb::dict& places) {
   const nb::object spec = Attribute(tensor, g_dtensors.spec);
   const nb::object mesh = Attribute(spec, g_dtensors.mesh);
   const nb::object placements = Attribute(spec, g_dtensors.placements);
@@ -257,7 +257,7 @@ std::optional<PlainTensor> PlainTensorOf(nb::handle tensor, bool devices) {
   return plain;
 }
 
-std::optional<PlainTensor> HeldTensorOf(nb::handle tensor, bool devices, nb::dict places) {
+std::optional<PlainTensor> HeldTensorOf(nb::handle tensor, bool devices, const nb::dict& places) {
   if (reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr())) != g_dtensors.type) {
     return PlainTensorOf(tensor, devices);
   }
@@ -265,7 +265,7 @@ std::optional<PlainTensor> HeldTensorOf(nb::handle tensor, bool devices, nb::dic
   if (!plain) {
     return std::nullopt;
   }
-  const nb::object found = HeldPlaceOf(tensor, std::move(places));
+  const nb::object found = HeldPlaceOf(tensor, places);
   if (found.is_none()) {
     return std::nullopt;
   }

@@ -29,7 +29,7 @@ std::optional<PlainTensor> PlainTensorOf(nb::handle tensor, bool devices);
 /// Returns likewise the memory of a DTensor whose local tensor is such a tensor and one box of the
 /// whole. `places` keeps what set_dtensors' function has returned for each mesh, placements and
 /// shape: a state has many tensors and few of these.
-std::optional<PlainTensor> HeldTensorOf(nb::handle tensor, bool devices, nb::dict places);
+std::optional<PlainTensor> HeldTensorOf(nb::handle tensor, bool devices, const nb::dict& places);
 
 /// Returns true for a DTensor that is a view. It may be a view of a copy, which a load must not
 /// fill.

@@ -34,6 +34,7 @@
 #include "interop/olmo/names.h"
 #include "publish/commit.h"
 #include "publish/publisher.h"
+#include "publish/save_id.h"
 #include "varve/checkpoint.h"
 #include "varve/storage.h"
 

@@ -11,6 +11,7 @@
 //     machines see that have NAME mounted under another parent. Where the parent cannot be written,
 //     the second lock alone: NAME cannot be replaced there. One rank: NAME/.rank-R.varve-lock. On a
 //     file system without locks the save goes on; steps 3, 6 and 7 say what differs then.
+//  2. List NAME, with the lock held, and check it as step 1 of rule B says.
 //  3. The highest number N in any __R_N.distcp counts, there or named: this save's files are
 //     numbered from N + 1. So no file that an index mentions is written to, not even one that it mentions
 //     and that is missing. A file is created exclusively: a rank of a dead job that still writes,

@@ -251,6 +251,7 @@ Result<RemovalReport> ObjectPublisher::Remove(const std::string& path, const Rem
   std::int64_t modified_ns = 0;
   VARVE_ASSIGN_OR_RETURN(report.bytes, BytesIn(storage_, path, &modified_ns));
   OwnNames names(storage_, path, *entries);
+  VARVE_RETURN_IF_ERROR(names.status());
   if (NewestRecord(*entries) > 0 || !found.indexed.empty()) {
     VARVE_RETURN_IF_ERROR(AddOthers(storage_, path, "", found, &names, &report.others));
     VARVE_RETURN_IF_ERROR(CheckNoPinBelow(path, report.others));

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "catalogue/family.h"
 #include "catalogue/formats.h"
 #include "catalogue/formats/opening.h"
 #include "catalogue/names.h"

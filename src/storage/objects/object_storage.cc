@@ -40,6 +40,13 @@ class ObjectReader final : public ServerFile {
   const StoreEntry object_;
 };
 
+/// Returns true where a store says that it does not write, and not that it does not know.
+bool IsRefusal(const Status& status) {
+  return status.code() == StatusCode::kInvalidArgument ||
+         status.code() == StatusCode::kOutOfSpace ||
+         status.code() == StatusCode::kFailedPrecondition;
+}
+
 /// Returns the first component of a name.
 std::string BucketOf(const std::string& name) { return name.substr(0, name.find('/')); }
 
@@ -121,7 +128,7 @@ Status ObjectStorage::Rename(const std::string& from, const std::string& to, Ren
 
 Status ObjectStorage::Remove(const std::string& name) {
   VARVE_ASSIGN_OR_RETURN(const std::string object, calls_.NameOf(name, /*is_object=*/true));
-  VARVE_ASSIGN_OR_RETURN(const auto names, calls_.ListAll(object + "/"));
+  VARVE_ASSIGN_OR_RETURN(auto names, calls_.ListAll(object + "/"));
   for (auto first = names.begin(); first != names.end();) {
     const auto count = std::min<std::ptrdiff_t>(kMostRemoved, std::distance(first, names.end()));
     VARVE_RETURN_IF_ERROR(calls_.Remove({first, first + count}));
@@ -129,6 +136,7 @@ Status ObjectStorage::Remove(const std::string& name) {
   }
   // Last: in a store whose objects are files it is a directory, which must be empty.
   VARVE_RETURN_IF_ERROR(calls_.Remove({object}));
+  VARVE_RETURN_IF_ERROR(CheckAreGone(object + "/", std::move(names)));
   const auto unfinished = ListUnfinished(name);
   if (unfinished.status().code() == StatusCode::kFailedPrecondition ||
       unfinished.status().code() == StatusCode::kUnimplemented) {
@@ -139,6 +147,21 @@ Status ObjectStorage::Remove(const std::string& name) {
     VARVE_RETURN_IF_ERROR(RemoveUnfinished(file));
   }
   return Status::Ok();
+}
+
+/// Servers exist that say yes and remove nothing. What has come meanwhile is not ours.
+Status ObjectStorage::CheckAreGone(const std::string& prefix, std::vector<std::string> removed) {
+  if (removed.empty()) {
+    return Status::Ok();
+  }
+  VARVE_ASSIGN_OR_RETURN(const auto left, calls_.ListAll(prefix));
+  std::sort(removed.begin(), removed.end());
+  const auto ours = std::find_if(left.begin(), left.end(), [&](const std::string& name) {
+    return std::binary_search(removed.begin(), removed.end(), name);
+  });
+  return ours == left.end() ? Status::Ok()
+                            : Unavailable(calls_.PathOf(*ours) +
+                                          " is still listed after the server has deleted it");
 }
 
 Result<std::unique_ptr<StorageLock>> ObjectStorage::Lock(const std::string& name) {
@@ -184,14 +207,17 @@ Result<bool> ObjectStorage::Holds(const std::string& name, std::string_view cont
 /// Stores exist that say yes and overwrite, so the object is read back.
 Result<bool> ObjectStorage::Obeys(const std::string& name) {
   Asked& asked = asked_.Get();
-  const std::scoped_lock lock(asked.mutex);
   const std::string bucket = BucketOf(name);
-  if (const auto known = asked.obeys.find(bucket); known != asked.obeys.end()) {
-    return known->second;
+  {
+    const std::scoped_lock lock(asked.mutex);
+    if (const auto known = asked.obeys.find(bucket); known != asked.obeys.end()) {
+      return known->second;
+    }
   }
+  // Two threads may ask at once, each with an object of its own: `bucket` lies on its stack.
   const std::string probe =
       name + "/" + std::string(kProbe) + std::to_string(TimeOfDay().count()) + "-" +
-      std::to_string(reinterpret_cast<std::uintptr_t>(this) ^
+      std::to_string(reinterpret_cast<std::uintptr_t>(&bucket) ^
                      static_cast<std::uintptr_t>(Now().time_since_epoch().count()));
   VARVE_RETURN_IF_ERROR(calls_.Put(probe, AsByteSpan("first"), /*if_absent=*/false));
   const Status second = calls_.Put(probe, AsByteSpan("second"), /*if_absent=*/true);
@@ -204,8 +230,15 @@ Result<bool> ObjectStorage::Obeys(const std::string& name) {
   if (!second.ok() && !exists && second.code() != StatusCode::kUnimplemented) {
     return second;
   }
-  const bool obeys = asked.obeys[bucket] = exists && *is_first;
-  if (!obeys) {
+  bool obeys = exists && *is_first;
+  bool is_news = false;
+  {
+    const std::scoped_lock lock(asked.mutex);
+    const auto [known, is_new] = asked.obeys.try_emplace(bucket, obeys);
+    obeys = known->second;
+    is_news = is_new;
+  }
+  if (!obeys && is_news) {
     (void)Guarded([&] {
       ReportEvent({.level = EventLevel::kWarning,
                    .message = calls_.PathOf(bucket) +
@@ -263,8 +296,12 @@ Status ObjectStorage::Replace(const std::string& name, std::string_view content)
     return written;
   }
   const PatienceAfter patience(written);
-  Status outcome = Outcome(object, CopyOf(written), Holds(object, content));
-  return outcome.code() == StatusCode::kAlreadyExists  // What was there before, or another's.
+  const auto there = Holds(object, content);
+  Status outcome = Outcome(object, CopyOf(written), there);
+  // What was there before, or another's. A refusal may be that of a second try.
+  const bool is_open = outcome.code() == StatusCode::kAlreadyExists ||
+                       (there.ok() && IsRefusal(outcome) && !calls_.RefusalsAreFinal());
+  return is_open
              ? Unavailable(written.message() + "; whether " + name +
                            " was written, or will be, is not known")
              : outcome;

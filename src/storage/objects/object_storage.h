@@ -48,6 +48,7 @@ class ObjectCalls {
                                                      bool unfinished) const;
   [[nodiscard]] Result<std::vector<std::string>> ListAll(const std::string& prefix) const;
   Status Put(const std::string& name, std::span<const std::byte> data, bool if_absent) const;
+  [[nodiscard]] bool RefusalsAreFinal() const { return store_->RefusalsAreFinal(); }
   Status Remove(const std::vector<std::string>& names) const;
   [[nodiscard]] Result<std::string> StartUpload(const std::string& name, std::uint64_t part_bytes,
                                                 const std::string& mark) const;
@@ -87,15 +88,17 @@ class ObjectStorage : public Storage, private ConditionalWrites {
   std::int64_t NowNs(const std::string& directory) override;
 
   /// Returns true where Put with `if_absent` is obeyed below the first component of `name`, a
-  /// bucket as a rule. Asks the store once.
+  /// bucket as a rule. Asks the store once, or as often as threads want to know at that moment.
   Result<bool> Obeys(const std::string& name);
+  /// Returns Unavailable where one of the objects below `prefix` is still listed that were removed.
+  Status CheckAreGone(const std::string& prefix, std::vector<std::string> removed);
   /// Returns true where the object is there and holds `content`. Errors: NotFound.
   Result<bool> Holds(const std::string& name, std::string_view content);
   /// Returns what became of a write that did not simply succeed. `there` is what Holds returned.
   Status Outcome(const std::string& name, Status written, const Result<bool>& there);
 
   struct Asked {
-    std::mutex mutex;                   // Guards all below; held while the store is asked.
+    std::mutex mutex;                   // Guards all below.
     std::map<std::string, bool> obeys;  // By first component.
   };
 

@@ -56,6 +56,7 @@ class S3Client final : public ObjectStore {
   /// An AlreadyExists may answer a second try of which the first was carried out. Any other error
   /// is Unavailable where an earlier try may have been, whatever the last answer says.
   Status Put(const std::string& name, std::span<const std::byte> data, bool if_absent) override;
+  [[nodiscard]] bool RefusalsAreFinal() const override { return true; }
   Status Remove(const std::vector<std::string>& names) override;
   Result<std::string> StartUpload(const std::string& name, std::uint64_t part_bytes) override;
   Result<std::string> StartMarkedUpload(const std::string& name, std::uint64_t part_bytes,
