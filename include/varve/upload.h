@@ -46,7 +46,7 @@ struct UploadReport {
   bool was_there = false;  ///< The target held this save already.
   /// Files below the directory that are no part of the checkpoint and are not in the copy, by name,
   /// sorted; as this rank sees it. Empty with `own_files`, and for a checkpoint of Varve's format
-  /// in an object store.
+  /// whose files lie in a directory of their own, as in an object store.
   std::vector<std::string> left_out{};
   double seconds = 0;
 };

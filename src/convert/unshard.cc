@@ -198,8 +198,7 @@ class TorchDirectory {
     VARVE_RETURN_IF_ERROR(commit->MarkStaging());
     ConvertReport report;
     std::vector<DataFile> written;
-    VARVE_RETURN_IF_ERROR(
-        WriteParts(parts, selections, *commit, &progress, &report, &written));
+    VARVE_RETURN_IF_ERROR(WriteParts(parts, selections, *commit, &progress, &report, &written));
     VARVE_RETURN_IF_ERROR(commit->Publish(written, {mark}));
     if (config) {
       report.files.emplace_back(kOlmoMark);

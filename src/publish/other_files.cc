@@ -127,6 +127,13 @@ bool Holds(Storage& storage, const std::string& path, const std::string& content
   return found.ok() && *found == content;
 }
 
+/// Returns true when the file `path` is known to have the content of one that is brought.
+bool HoldsBrought(Storage& storage, const std::string& path, const BroughtFile& file) {
+  return file.content != nullptr
+             ? Holds(storage, path, *file.content)
+             : !file.same_as.empty() && HoldTheSame(storage, path, file.same_as);
+}
+
 /// Copies a file or a symbolic link. `to` is whole, and its content durable, once it is there.
 Status Copy(Storage& storage, const std::string& from, const std::string& to, bool is_link) {
   SymbolicLinks* const links = storage.extras().symbolic_links;
@@ -228,9 +235,8 @@ Status CheckNoneIsTaken(Storage& storage, const std::string& directory,
       }
     }
     const auto found = by_name.find(name);
-    if (found != by_name.end() &&
-        (found->second->is_directory || file.content == nullptr ||
-         !Holds(storage, JoinPath(directory, file.name), *file.content))) {
+    if (found != by_name.end() && (found->second->is_directory ||
+                                   !HoldsBrought(storage, JoinPath(directory, file.name), file))) {
       return TakenIn(directory, file.name);
     }
   }

@@ -45,6 +45,7 @@ Result<Inventory> TakeInventory(Storage& storage, const std::string& directory);
 struct BroughtFile {
   std::string name;                      ///< Relative to the checkpoint's directory.
   const std::string* content = nullptr;  ///< Null where it is not known yet.
+  std::string same_as{};                 ///< A file of this content; empty where none is known.
 };
 
 /// Returns an error when a file of `others`, which are in `directory`, is in the way of one of

@@ -25,6 +25,7 @@ struct SavePlace {
   bool one_writer = false;  ///< A file there comes from one writer.
 };
 
+/// For storages that rename; an object store heeds neither.
 struct FileTerms {
   bool replaces = false;  ///< What has the name.
   std::string part{};     ///< The name until the file is whole; empty: PartPath.
@@ -47,8 +48,10 @@ class Publisher {
                                           bool fixed) = 0;
 
   /// Lets `write` make a file that nobody sees under the name `path` before it is whole, and then
-  /// durable. `write` gets the name to write to. Errors: those of `write`; AlreadyExists where the
-  /// name is taken and stays; FailedPrecondition where one file would replace a directory.
+  /// durable. `write` gets the name to write to. Errors: those of `write`; where files are renamed,
+  /// AlreadyExists where the name is taken and stays, and those of Storage::Rename; in an object
+  /// store, where `write` decides whether it replaces an object, FailedPrecondition where one file
+  /// would take the place of a directory.
   virtual Status PublishFile(const std::string& path, const FileTerms& terms,
                              const std::function<Status(const std::string&)>& write) = 0;
 

@@ -10,6 +10,7 @@
 #include "publish/claim.h"
 #include "publish/commit.h"
 #include "publish/other_files.h"
+#include "storage/faulty.h"
 #include "storage/memory.h"
 #include "support/dcp_in_place.h"
 #include "support/status_matchers.h"
@@ -126,6 +127,41 @@ TEST(OverwriteKeepsOtherFiles, ANameThatTheNewCheckpointNeedsIsRefused) {
                         {"runs/ck", "__0_0.distcp", "not part of the checkpoint"}));
   EXPECT_EQ(Get(storage, "runs/ck/__0_0.distcp"), "the user's");
   EXPECT_EQ(storage.List("runs")->size(), 1U);
+}
+
+TEST(OverwriteKeepsOtherFiles, OneWithTheContentOfTheNewOneIsNotInTheWay) {
+  MemoryStorage storage;
+  Put(storage, "runs/ck/model.pt", "same");
+  Put(storage, "from/model.pt", "same");
+  Put(storage, "from/other.pt", "else");
+  OtherFile there;
+  there.name = "model.pt";
+  BroughtFile brought;
+  brought.name = "model.pt";
+  EXPECT_TRUE(FailsWith(CheckNoneIsTaken(storage, kPath, {there}, {brought}),
+                        StatusCode::kFailedPrecondition));
+  brought.same_as = "from/model.pt";
+  EXPECT_TRUE(IsOk(CheckNoneIsTaken(storage, kPath, {there}, {brought})));
+  brought.same_as = "from/other.pt";
+  EXPECT_TRUE(FailsWith(CheckNoneIsTaken(storage, kPath, {there}, {brought}),
+                        StatusCode::kFailedPrecondition));
+}
+
+// In OLMo's layouts a file in a folder tells which files are the checkpoint's: they are no user's
+// because that folder could not be listed.
+TEST(OverwriteKeepsOtherFiles, NoneIsToldFromTheCheckpointsWhereAFolderCannotBeListed) {
+  MemoryStorage memory;
+  Put(memory, "runs/ck/config.yaml", "");
+  Put(memory, "runs/ck/metadata.yaml", "");
+  Put(memory, "runs/ck/model/rank0.pt", "weights");
+  FaultyStorage storage(memory);
+  const auto found = TakeInventory(storage, kPath);
+  ASSERT_TRUE(IsOk(found));
+  EXPECT_TRUE(found->others.empty());
+  storage.FailAt({.operation = Operation::kList,
+                  .number = storage.count(Operation::kList) + 1,  // Behind that of runs/ck.
+                  .status = Unavailable("no answer")});
+  EXPECT_TRUE(FailsWith(TakeInventory(storage, kPath), StatusCode::kUnavailable, {"no answer"}));
 }
 
 TEST(OverwriteKeepsOtherFiles, ADirectoryThatIsNoCheckpointIsNeverReplaced) {

@@ -218,11 +218,16 @@ class Uploading {
     VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
     CommitTerms terms{.id = id, .overwrite = options_.overwrite, .stop = options_.stop};
     if (!source_.native) {
+      const auto bring = [&](const std::string& name) {
+        BroughtFile& file = terms.brought.emplace_back();
+        file.name = name;
+        file.same_as = options_.own_files ? "" : JoinPath(source_.directory, name);
+      };
       for (const auto& [name, size] : all_) {
-        terms.brought.push_back({name});
+        bring(name);
       }
       for (std::size_t i = 0; i + 1 < source_.last.size(); ++i) {
-        terms.brought.push_back({source_.last[i]});
+        bring(source_.last[i]);
       }
       terms.index = {.name = source_.last.back(),
                      .fixed = true,

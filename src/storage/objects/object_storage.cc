@@ -301,10 +301,9 @@ Status ObjectStorage::Replace(const std::string& name, std::string_view content)
   // What was there before, or another's. A refusal may be that of a second try.
   const bool is_open = outcome.code() == StatusCode::kAlreadyExists ||
                        (there.ok() && IsRefusal(outcome) && !calls_.RefusalsAreFinal());
-  return is_open
-             ? Unavailable(written.message() + "; whether " + name +
-                           " was written, or will be, is not known")
-             : outcome;
+  return is_open ? Unavailable(written.message() + "; whether " + name +
+                               " was written, or will be, is not known")
+                 : outcome;
 }
 
 /// The store, or a library below it, may have tried twice, and refuse the second try because of the

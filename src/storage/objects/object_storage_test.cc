@@ -1,7 +1,9 @@
 #include "storage/objects/object_storage.h"
 
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -17,6 +19,46 @@ namespace {
 using test::FailsWith;
 using test::IsOk;
 using test::StoreInMemory;
+
+/// A store that does not do what it is asked to.
+class UnwillingStore final : public ObjectStore {
+ public:
+  explicit UnwillingStore(std::shared_ptr<ObjectStore> store) : store_(std::move(store)) {}
+
+  Status refuses_put;
+  bool is_final = false;
+  bool removes = true;
+
+  Result<StoreEntry> Head(const std::string& name) override { return store_->Head(name); }
+  Status Read(const std::string& name, std::uint64_t offset, std::span<std::byte> into,
+              const std::string& version) override {
+    return store_->Read(name, offset, into, version);
+  }
+  Result<std::vector<StoreEntry>> List(const std::string& prefix, bool unfinished) override {
+    return store_->List(prefix, unfinished);
+  }
+  Status Put(const std::string& name, std::span<const std::byte> data, bool if_absent) override {
+    return refuses_put.ok() ? store_->Put(name, data, if_absent) : refuses_put;
+  }
+  Status Remove(const std::vector<std::string>& names) override {
+    return removes ? store_->Remove(names) : Status::Ok();
+  }
+  Result<std::string> StartUpload(const std::string& /*name*/, std::uint64_t /*bytes*/) override {
+    throw std::runtime_error("thrown by a store");
+  }
+  Result<std::string> UploadPart(const std::string& /*name*/, const std::string& /*upload*/,
+                                 int /*number*/, std::span<const std::byte> /*data*/) override {
+    return Unimplemented("no uploads");
+  }
+  Status EndUpload(const std::string& /*name*/, const std::string& /*upload*/,
+                   const std::vector<std::string>* /*parts*/) override {
+    return Status::Ok();
+  }
+  [[nodiscard]] bool RefusalsAreFinal() const override { return is_final; }
+
+ private:
+  const std::shared_ptr<ObjectStore> store_;
+};
 
 class RegisteredStores : public testing::Test {
  protected:
@@ -136,6 +178,41 @@ TEST_F(RegisteredStores, AnObjectThatWasReplacedIsNotReadOn) {
   std::string content(4, ' ');
   EXPECT_TRUE(FailsWith((*file)->ReadAt(0, std::as_writable_bytes(std::span(content))),
                         StatusCode::kFailedPrecondition, {"mem://b/x", "read 4 bytes at 0"}));
+}
+
+TEST_F(RegisteredStores, ARefusalToReplaceMayAnswerASecondTry) {
+  const auto store = std::make_shared<UnwillingStore>(store_);
+  ObjectStorage storage("mem", store, {});
+  ASSERT_TRUE(IsOk(Writes(storage).Replace("mem://b/x", "old")));
+  store->refuses_put = Status(StatusCode::kOutOfSpace, "full");
+  EXPECT_TRUE(FailsWith(Writes(storage).Replace("mem://b/x", "new"), StatusCode::kUnavailable,
+                        {"full", "not known"}));
+  EXPECT_TRUE(FailsWith(Writes(storage).Replace("mem://b/y", "new"), StatusCode::kOutOfSpace));
+  store->is_final = true;
+  EXPECT_TRUE(FailsWith(Writes(storage).Replace("mem://b/x", "new"), StatusCode::kOutOfSpace));
+}
+
+TEST_F(RegisteredStores, AreNotBelievedThatTheyRemove) {
+  const auto store = std::make_shared<UnwillingStore>(store_);
+  ObjectStorage storage("mem", store, {});
+  ASSERT_TRUE(IsOk(WriteWholeFile(storage, "mem://b/run/x", "text")));
+  store->removes = false;
+  EXPECT_TRUE(FailsWith(storage.Remove("mem://b/run"), StatusCode::kUnavailable,
+                        {"mem://b/run/x", "still listed"}));
+  store->removes = true;
+  EXPECT_TRUE(IsOk(storage.Remove("mem://b/run")));
+  EXPECT_TRUE(store_->Names().empty());
+}
+
+TEST_F(RegisteredStores, AStoreThatThrowsLeavesNoWriterWaiting) {
+  ObjectStorage storage("mem", std::make_shared<UnwillingStore>(store_),
+                        {.part_bytes = std::uint64_t{1} << 20});
+  auto file = storage.OpenForWrite("mem://b/x", {});
+  ASSERT_TRUE(IsOk(file));
+  const std::vector<std::byte> part(std::size_t{1} << 20);
+  EXPECT_TRUE(FailsWith((*file)->WriteAt(0, part), StatusCode::kInternal, {"thrown by a store"}));
+  EXPECT_TRUE(
+      FailsWith((*file)->WriteAt(part.size(), part), StatusCode::kInternal, {"thrown by a store"}));
 }
 
 TEST_F(RegisteredStores, AListWithNamesFromElsewhereIsAnError) {
