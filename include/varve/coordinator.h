@@ -77,8 +77,8 @@ std::unique_ptr<Coordinator> MakeInStep(std::shared_ptr<Coordinator> ranks);
 /// Returns the coordinator of a single process, without peers.
 std::unique_ptr<Coordinator> MakeSingleProcessCoordinator();
 
-/// What the ranks of a job have in common before they are connected: a small table of texts, such
-/// as the store of a launcher.
+/// A small table of texts that all ranks of a job can reach before they are connected, such as the
+/// store of a launcher.
 class Rendezvous {
  public:
   virtual ~Rendezvous() = default;

@@ -91,8 +91,8 @@ class ObjectStore {
     return Unimplemented("this store lists one folder at a time");
   }
 
-  /// Begins an upload as StartUpload does, of an object that will carry `mark`. What became of an
-  /// EndUpload without an answer is told by it.
+  /// Begins an upload as StartUpload does. The object will carry `mark`: where EndUpload got no
+  /// answer, StoreEntry::mark tells whether this upload made the object.
   virtual Result<std::string> StartMarkedUpload(const std::string& name, std::uint64_t part_bytes,
                                                 const std::string& /*mark*/) {
     return StartUpload(name, part_bytes);

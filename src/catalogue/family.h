@@ -1,6 +1,5 @@
-/// What differs between the families of storages where checkpoints are looked for: file systems,
-/// object stores, in which nothing is renamed or locked and a server answers, and web servers,
-/// which also have no lists. Code that reads checkpoints asks these functions what to do, and never
+/// What a reader does differently on file systems, on object stores and on web servers. Object
+/// stores rename and lock nothing, and their server may not answer. Web servers also have no lists. Code that reads checkpoints asks these functions what to do, and never
 /// which kind of storage it has. How checkpoints come there and go: publish/publisher.h.
 #pragma once
 

@@ -14,8 +14,8 @@
 namespace varve {
 namespace {
 
-/// The formats, in the order in which they are tried; whoever asks for the format of a directory
-/// gets the first that recognises it. A state of a training that its own index in the directory
+/// The formats, in the order in which they are tried: a directory has the format of the first that
+/// recognises it. A state of a training that its own index in the directory
 /// names comes first, then one in folders below, then a model that was exported beside them, then
 /// what common names suggest.
 constexpr std::array kFormats{&kVarveKnown,        &kHfaiKnown,       &kDcpKnown,

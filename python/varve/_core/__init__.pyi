@@ -348,7 +348,7 @@ class FilesCommit:
     def staging(self) -> str: ...
     @property
     def below(self) -> str:
-        """What stands before the names of files in `staging` in the index: empty, or a directory and "/"."""
+        """The prefix of names of files of `staging` in the index: empty, or a directory and "/"."""
     @property
     def first(self) -> int:
         """Number of the first file of each rank; lower ones are taken."""

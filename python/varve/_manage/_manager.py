@@ -1,7 +1,8 @@
 """The manager of a run, for any backend: what `varve.CheckpointManager` and that of `varve.torch` share.
 
 A call of `save` that saves nothing only looks at the decision of rank 0, which has arrived while the step was
-computed (_agreement.py). What follows a save is in _followup.py, where a run goes on in _resume.py.
+computed (_agreement.py). _followup.py does what follows a save. _resume.py finds the step
+at which a run goes on.
 """
 
 from __future__ import annotations

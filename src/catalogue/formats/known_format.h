@@ -1,7 +1,6 @@
-/// What is known of a format whose checkpoints are directories: one entry a format, in the order of
-/// formats.cc. Whoever opens, lists, replaces or removes a checkpoint asks these entries and knows
-/// no format himself. What it takes to write one is in save/written_format.h, for this module
-/// writes nothing.
+/// The entry of one format whose checkpoints are directories. formats.cc has the table of them, in
+/// order. Code that opens, lists, replaces or removes checkpoints uses these entries and names no
+/// format. This module writes nothing: save/written_format.h has the entries that write.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +25,8 @@ struct ListedFolder {
   /// Not 0: so many ranks have saved, and the files of some of them suffice.
   std::uint32_t own_ranks_of = 0;
   std::stop_token stop{};
-  /// Set: gets the first error, but NotFound, of listing a folder below. Whoever removes files, or
-  /// says that there is no checkpoint, looks at it after Recognise.
+  /// Where it is set, it gets the first error of listing a folder below, other than NotFound. Code
+  /// that removes files, or reports that there is no checkpoint, looks at it after Recognise.
   Status* failed = nullptr;
 
   [[nodiscard]] bool HasFile(std::string_view name) const;

@@ -14,7 +14,7 @@
 
 namespace varve {
 
-/// What is written last, by OLMo and by OLMo-core.
+/// The files that OLMo and OLMo-core write last.
 inline constexpr std::string_view kOlmoMarks[] = {kOlmoMark, kOlmoCoreMark};
 
 /// OLMo's trainer writes its checkpoints in directories of these names.

@@ -1,4 +1,4 @@
-/// What the formats share when they open a directory. Private to this folder.
+/// Functions that several formats use to open a directory. Private to this folder.
 #pragma once
 
 #include <cstdint>

@@ -26,7 +26,7 @@ class Publication:
 
     Attributes:
         directory: Where the ranks write.
-        below: What stands before the names of files in `directory`: empty, or a directory and "/".
+        below: The prefix of names of files of `directory` in the index: empty, or a directory and "/".
         first: Number of the first file of each rank; lower ones are taken.
     """
 
