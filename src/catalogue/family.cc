@@ -96,6 +96,11 @@ bool TellsNothing(Storage& storage, const std::string& path, const Status& statu
   }
 }
 
+bool IsUnread(Storage& storage, const std::string& path, const Status& status) {
+  return !status.ok() && status.code() != StatusCode::kNotFound &&
+         ConditionalWritesOf(storage, path) != nullptr;
+}
+
 int ListThreads(Storage& storage, const std::string& directory) {
   constexpr int kOfServer = 8;  // Each may hold an index in memory.
   return ConditionalWritesOf(storage, directory) != nullptr ? kOfServer : 1;

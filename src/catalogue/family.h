@@ -25,6 +25,10 @@ bool IsRemote(Storage& storage, const std::string& path);
 /// answer, or refused one.
 bool TellsNothing(Storage& storage, const std::string& path, const Status& status);
 
+/// Returns true for any error of an object store but NotFound: a list or an object that cannot be
+/// read does not tell that there is nothing.
+bool IsUnread(Storage& storage, const std::string& path, const Status& status);
+
 /// Returns how many threads look at the checkpoints in a directory at once: several where each look
 /// waits for a server.
 int ListThreads(Storage& storage, const std::string& directory);

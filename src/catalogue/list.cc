@@ -265,8 +265,7 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
   }
   const auto listed = storage.List(directory);
   const StatusCode code = listed.status().code();
-  if (!listed.ok() && ConditionalWritesOf(storage, directory) != nullptr &&
-      code != StatusCode::kNotFound && code != StatusCode::kInvalidArgument) {
+  if (IsUnread(storage, directory, listed.status()) && code != StatusCode::kInvalidArgument) {
     return listed.status();  // A list that cannot be read does not tell that nothing is there.
   }
   // A checkpoint that has been displaced is found by a name under which there is no directory.

@@ -91,8 +91,8 @@ Result<OpenedIndex> OpenKnownFile(Storage& storage, const std::string& path) {
   const StatusCode code = opened.status().code();
   if (code == StatusCode::kUnavailable || code == StatusCode::kFailedPrecondition ||
       code == StatusCode::kCancelled || TellsNothing(storage, path, opened.status()) ||
-      (!opened.ok() && ConditionalWritesOf(storage, path) != nullptr)) {
-    return opened.status();  // It may be there. An object store says NotFound of what is not.
+      IsUnread(storage, path, opened.status())) {
+    return opened.status();  // It may be there.
   }
   if (!opened.ok()) {
     return NotFound(
