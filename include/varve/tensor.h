@@ -79,7 +79,11 @@ class Dims {
     }
   }
 
-  Dims(const Dims& other) : Dims(other.begin(), other.end()) {}
+  Dims(const Dims& other) : few_(other.few_), size_(other.many_ ? 0 : other.size_) {
+    if (other.many_) {
+      assign(other.begin(), other.end());
+    }
+  }
   Dims(Dims&& other) noexcept
       : few_(other.few_),
         many_(std::move(other.many_)),

@@ -1,11 +1,14 @@
 // The tensors and values of a save, and the tensors of a load. They are added one by one to the
 // state or the request, and are no objects of Python: a state has a hundred thousand of them.
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "bindings.h"
 #include "bound.h"
@@ -72,6 +75,19 @@ nb::object AddPlain(Into& into, std::string fqn, nb::handle tensor, bool devices
   return AddFound(into, std::move(fqn), PlainTensorOf(tensor, devices));
 }
 
+/// Makes room for as many more as `entries` says that it has. An iterator may have more or fewer.
+template <class Item>
+void MakeRoom(nb::handle entries, std::vector<Item>* items) {
+  const Py_ssize_t more = PyObject_LengthHint(entries.ptr(), 0);
+  if (more < 0) {
+    throw nb::python_error();
+  }
+  const std::size_t wanted = items->size() + static_cast<std::size_t>(more);
+  if (wanted > items->capacity()) {
+    items->reserve(std::max(wanted, 2 * items->capacity()));
+  }
+}
+
 /// Adds the plain tensors of a dict to a save, and DTensors of which this rank holds one plain box,
 /// up to the first other entry.
 ///
@@ -81,6 +97,7 @@ nb::object AddPlainItems(State& state, nb::handle entries, const std::optional<s
                          nb::dict names, nb::dict items, nb::handle leaf, nb::list taken,
                          bool devices, nb::dict places) {
   const nb::str word("tensor");
+  MakeRoom(entries, &state.tensors);
   return TakeWhile(entries, [&](nb::handle key, nb::handle tensor) {
     auto name = NameAt(path, key);
     if (!name) {
@@ -117,6 +134,7 @@ bool IsOfOneRank(std::string_view name) {
 nb::object MatchPlainItems(LoadRequest& request, nb::handle entries,
                            const std::optional<std::string>& path, nb::dict stored, nb::handle leaf,
                            nb::list taken, nb::list keep, bool devices, nb::dict places) {
+  MakeRoom(entries, &request.targets);
   return TakeWhile(entries, [&](nb::handle key, nb::handle tensor) {
     auto name = NameAt(path, key);
     if (!name) {

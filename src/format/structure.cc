@@ -67,18 +67,23 @@ Result<Value> MergeStructures(const std::vector<Value>& by_rank) {
 }
 
 Result<Bytes> MergeEncodedStructures(const std::vector<std::string_view>& by_rank) {
+  std::vector<std::string_view> distinct;
   std::set<std::string_view> seen;
-  std::string_view first;
-  std::vector<Value> values;
   for (const std::string_view structure : by_rank) {
     if (!structure.empty() && seen.insert(structure).second) {
-      first = values.empty() ? structure : first;
-      VARVE_ASSIGN_OR_RETURN(Value value, DecodeValue(structure));
-      values.push_back(std::move(value));
+      distinct.push_back(structure);
     }
   }
-  if (values.size() <= 1) {
-    return Bytes(first);
+  if (distinct.empty()) {
+    return Bytes();
+  }
+  if (distinct.size() == 1) {
+    VARVE_RETURN_IF_ERROR(CheckEncodedValue(distinct[0]));
+    return Bytes(distinct[0]);
+  }
+  std::vector<Value> values(distinct.size());
+  for (std::size_t i = 0; i < distinct.size(); ++i) {
+    VARVE_ASSIGN_OR_RETURN(values[i], DecodeValue(distinct[i]));
   }
   VARVE_ASSIGN_OR_RETURN(const Value merged, MergeStructures(values));
   return EncodeValue(merged);

@@ -27,4 +27,7 @@ Result<Value> MergeStructures(const std::vector<Value>& by_rank);
 /// are equal, as in an SPMD job, they stay as they are. Errors: DecodeValue's, too.
 Result<Bytes> MergeEncodedStructures(const std::vector<std::string_view>& by_rank);
 
+/// Checks that DecodeValue takes `data`, without making the value. Errors: as DecodeValue.
+Status CheckEncodedValue(std::string_view data);
+
 }  // namespace varve

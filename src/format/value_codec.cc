@@ -101,11 +101,11 @@ void Encode(const Value& value, ByteWriter* out, Bytes* buffer) {
   }
 }
 
-Value Decode(ByteReader* in, int depth, Status* newer) {
-  Value value;
+/// Reads one value into `value`; where that is null it only checks the bytes.
+void Decode(ByteReader* in, int depth, Status* newer, Value* value) {
   if (depth > kMaxDepth) {
     in->Fail("value nests too deeply");
-    return value;
+    return;
   }
   const std::uint8_t kind = in->U8();
   if (kind >= kValueKindCount) {
@@ -114,29 +114,42 @@ Value Decode(ByteReader* in, int depth, Status* newer) {
                              " is not known to this version of Varve");
     }
     in->Fail("unknown value kind");
-    return value;
+    return;
   }
-  value.kind = static_cast<ValueKind>(kind);
-  const Fields fields = FieldsOf(value.kind);
+  Value unused;
+  Value& into = value == nullptr ? unused : *value;
+  into.kind = static_cast<ValueKind>(kind);
+  const Fields fields = FieldsOf(into.kind);
   if (fields.number) {
-    value.number = in->F64();
+    into.number = in->F64();
   }
   if (fields.imaginary) {
-    value.imaginary = in->F64();
+    into.imaginary = in->F64();
   }
   if (fields.text) {
-    value.text = std::string(in->String());
+    const std::string_view text = in->String();
+    if (value != nullptr) {
+      value->text = text;
+    }
   }
   if (fields.items) {
     const std::uint64_t count = in->Count();
-    if (IsMapping(value.kind) && count % 2 != 0) {
+    if (IsMapping(into.kind) && count % 2 != 0) {
       in->Fail("mapping with a key but no value");
     }
     for (std::uint64_t i = 0; i < count && !in->failed(); ++i) {
-      value.items.push_back(Decode(in, depth + 1, newer));
+      Decode(in, depth + 1, newer, value == nullptr ? nullptr : &value->items.emplace_back());
     }
   }
-  return value;
+}
+
+/// Reads the whole of `data`, see Decode.
+Status DecodeAll(std::string_view data, Value* value) {
+  ByteReader in(data);
+  Status newer;
+  Decode(&in, 0, &newer, value);
+  VARVE_RETURN_IF_ERROR(newer);
+  return in.Finish().Annotate("decode value");
 }
 
 }  // namespace
@@ -177,14 +190,11 @@ std::string EncodeValue(const Value& value) {
 }
 
 Result<Value> DecodeValue(std::string_view data) {
-  ByteReader in(data);
-  Status newer;
-  Value value = Decode(&in, 0, &newer);
-  VARVE_RETURN_IF_ERROR(newer);
-  if (Status status = in.Finish(); !status.ok()) {
-    return status.Annotate("decode value");
-  }
+  Value value;
+  VARVE_RETURN_IF_ERROR(DecodeAll(data, &value));
   return value;
 }
+
+Status CheckEncodedValue(std::string_view data) { return DecodeAll(data, nullptr); }
 
 }  // namespace varve

@@ -100,14 +100,18 @@ Result<FilePlan> PlanFile(const LocalPlan& plan, const RankAssignment& assignmen
   const auto before = [&](std::uint32_t a, std::uint32_t b) {
     return ChunkBefore(chunks[a], chunks[b]);
   };
-  if (!std::is_sorted(order.begin(), order.end(), before)) {
+  if (std::is_sorted(order.begin(), order.end(), before)) {
+    file.header.chunks = std::move(chunks);
+  } else {
     std::stable_sort(order.begin(), order.end(), before);
+    file.header.chunks.reserve(chunks.size());
+    for (const std::uint32_t i : order) {
+      file.header.chunks.push_back(std::move(chunks[i]));
+    }
   }
-  file.header.chunks.reserve(chunks.size());
-  file.chunk_items.reserve(chunks.size());
-  file.chunk_boxes.reserve(chunks.size());
+  file.chunk_items.reserve(order.size());
+  file.chunk_boxes.reserve(order.size());
   for (const std::uint32_t i : order) {
-    file.header.chunks.push_back(std::move(chunks[i]));
     file.chunk_items.push_back(assignment.chunks[i].item);
     file.chunk_boxes.push_back(assignment.chunks[i].box);
   }
