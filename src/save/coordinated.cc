@@ -120,6 +120,7 @@ class CoordinatedSave final : public SaveSession {
     settled_.identity.world_size = static_cast<std::uint32_t>(coordinator.size());
     // A failure is this rank's alone: Write reports it to the others.
     prepared_ = Guarded([&] {
+      const PhaseTimer layout(&phases_, "plan");
       VARVE_RETURN_IF_ERROR(coordinator.is_coordinator() ? Status::Ok() : TakeAssignment(*reply));
       return Prepare();
     });
