@@ -121,7 +121,7 @@ def one_rank_raises(rank: int, size: int, run: str, which: int) -> str:
 def second_job(rank: int, size: int, run: str) -> None:
     import varve._manage._lock as module
 
-    module.PATIENCE = 0.3
+    module.LONGEST_WAIT = 0.3
     varve.torch.CheckpointManager(run)
 
 

@@ -32,7 +32,7 @@ BLOCK = re.compile(
 )
 
 #: Seconds that no command takes.
-PATIENCE = 150
+LONGEST_WAIT = 150
 
 
 @dataclass
@@ -113,7 +113,7 @@ def test_the_blocks_of_a_page_run_as_they_stand(tmp_path: Path, page: str) -> No
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=LONGEST_WAIT,
         )
         assert done.returncode == 0, f"{block.where}\n{done.stdout[-2000:]}{done.stderr[-5000:]}"
     if page == "cookbook.md":
@@ -137,7 +137,7 @@ def steps(run: Path) -> list[int]:
 
 
 def until(what: Callable[[], object], job: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + LONGEST_WAIT
     while not what():
         assert job.poll() is None, f"the job has ended with {job.returncode}"
         assert time.monotonic() < deadline, "it takes too long"
@@ -154,7 +154,7 @@ def start(place: Path, command: list[str], **more: str) -> subprocess.Popen[str]
 def ended(job: subprocess.Popen[str], place: Path, *codes: int) -> None:
     code: int | str
     try:
-        code = job.wait(PATIENCE)
+        code = job.wait(LONGEST_WAIT)
     except subprocess.TimeoutExpired:
         code = "it goes on"
     try:
@@ -246,7 +246,7 @@ def test_the_job_for_kubernetes_ends_in_the_grace_period_and_the_next_pod_goes_o
     first = start(place, command)
     until(lambda: steps(run), first)
     first.terminate()  # To the first process alone, as the kubelet does it.
-    assert first.wait(PATIENCE) != 0, "the Job would be complete"
+    assert first.wait(LONGEST_WAIT) != 0, "the Job would be complete"
     saved = steps(run)[-1]
     assert saved < 300
     second = start(place, command)

@@ -389,7 +389,7 @@ def test_what_dead_saves_left_is_removed(run: Path) -> None:
 def test_a_second_job_is_refused_and_learns_who_has_the_run(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("varve._manage._lock.PATIENCE", 0.5)
+    monkeypatch.setattr("varve._manage._lock.LONGEST_WAIT", 0.5)
     with other_job(run) as process, pytest.raises(varve.PreconditionError) as caught:
         varve.CheckpointManager(run)
     assert f"process {process} on " in str(caught.value)

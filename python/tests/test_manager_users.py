@@ -214,7 +214,7 @@ def test_a_job_that_an_error_has_ended_counts_as_a_failure(tmp_path: Path) -> No
 def test_the_second_job_says_that_it_waits_for_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("varve._manage._lock.PATIENCE", 0.5)
+    monkeypatch.setattr("varve._manage._lock.LONGEST_WAIT", 0.5)
     with other_job(tmp_path) as process, pytest.raises(varve.PreconditionError):
         varve.CheckpointManager(tmp_path)
     waits = [line for line in caplog.messages if "waiting 0 s for the end of a job" in line]

@@ -95,7 +95,7 @@ class AgentExecutor final : public SaveExecutor {
     } else {
       *sent = true;
     }
-    if (!Await(&lock, [&] { return StateOf(is_, turn) != TurnIs::kSent; })) {
+    if (!Await(&lock, [&] { return StateOf(is_, turn) != TurnState::kSent; })) {
       SendToAgent({AgentVerb::kCancel, turn, {}, {}});
       Lose(NoAnswer());
     }
@@ -139,7 +139,7 @@ class AgentExecutor final : public SaveExecutor {
     if (!IsLost(turn)) {
       Status asked = agent_->Send({AgentVerb::kForget, turn, {}, {}});
       const auto is_forgotten = [&] {
-        return StateOf(is_, turn) == TurnIs::kForgotten || IsLost(turn);
+        return StateOf(is_, turn) == TurnState::kForgotten || IsLost(turn);
       };
       if (asked.ok() && !Await(&lock, is_forgotten)) {
         asked = NoAnswer();
@@ -164,7 +164,7 @@ class AgentExecutor final : public SaveExecutor {
   }
 
   [[nodiscard]] bool IsLost(std::uint64_t turn) const {
-    return StateOf(is_, turn).value_or(TurnIs::kLost) == TurnIs::kLost;
+    return StateOf(is_, turn).value_or(TurnState::kLost) == TurnState::kLost;
   }
 
   /// Makes the step of an event, and what follows from it. The lock is held.

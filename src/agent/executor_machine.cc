@@ -22,14 +22,14 @@ class TakingForTurns {
   ToDo operator()(const executor_event::Lost& /*event*/) {
     state_.connected = false;
     for (auto& [turn, is] : state_.turns) {
-      is = TurnIs::kLost;
+      is = TurnState::kLost;
     }
     return {.close = true};
   }
 
   ToDo operator()(const executor_event::Submitted& event) {
     Use(event.turn);
-    state_.turns[event.turn] = state_.connected ? TurnIs::kSent : TurnIs::kLost;
+    state_.turns[event.turn] = state_.connected ? TurnState::kSent : TurnState::kLost;
     return {};
   }
 
@@ -39,22 +39,22 @@ class TakingForTurns {
   }
 
   ToDo operator()(const executor_event::Answered& event) {
-    if (Is(event.turn, TurnIs::kSent)) {
-      state_.turns[event.turn] = event.accepted ? TurnIs::kAccepted : TurnIs::kRefused;
+    if (Is(event.turn, TurnState::kSent)) {
+      state_.turns[event.turn] = event.accepted ? TurnState::kAccepted : TurnState::kRefused;
     }
     return {};
   }
 
   ToDo operator()(const executor_event::Ended& event) {
-    if (Is(event.turn, TurnIs::kAccepted)) {
-      state_.turns[event.turn] = TurnIs::kEnded;
+    if (Is(event.turn, TurnState::kAccepted)) {
+      state_.turns[event.turn] = TurnState::kEnded;
     }
     return {};
   }
 
   ToDo operator()(const executor_event::Forgotten& event) {
-    if (Is(event.turn, TurnIs::kAccepted) || Is(event.turn, TurnIs::kEnded)) {
-      state_.turns[event.turn] = TurnIs::kForgotten;
+    if (Is(event.turn, TurnState::kAccepted) || Is(event.turn, TurnState::kEnded)) {
+      state_.turns[event.turn] = TurnState::kForgotten;
     }
     return {};
   }
@@ -64,13 +64,15 @@ class TakingForTurns {
     if (found == state_.turns.end()) {
       return {};
     }
-    const bool is_read = found->second != TurnIs::kForgotten;
+    const bool is_read = found->second != TurnState::kForgotten;
     state_.turns.erase(found);
     return {.revoke = is_read ? std::optional(event.turn) : std::nullopt};
   }
 
  private:
-  [[nodiscard]] bool Is(std::uint64_t turn, TurnIs is) const { return StateOf(state_, turn) == is; }
+  [[nodiscard]] bool Is(std::uint64_t turn, TurnState is) const {
+    return StateOf(state_, turn) == is;
+  }
 
   void Use(std::uint64_t turn) {
     state_.used.insert(turn);
@@ -88,7 +90,7 @@ ExecutorActions Step(ExecutorState* state, const ExecutorEvent& event) {
   return std::visit(TakingForTurns(state), event);
 }
 
-std::optional<TurnIs> StateOf(const ExecutorState& state, std::uint64_t turn) {
+std::optional<TurnState> StateOf(const ExecutorState& state, std::uint64_t turn) {
   const auto found = state.turns.find(turn);
   return found == state.turns.end() ? std::nullopt : std::optional(found->second);
 }

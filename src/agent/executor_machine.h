@@ -30,13 +30,13 @@
 
 namespace varve {
 
-enum class TurnIs : std::uint8_t { kSent, kAccepted, kRefused, kEnded, kForgotten, kLost };
+enum class TurnState : std::uint8_t { kSent, kAccepted, kRefused, kEnded, kForgotten, kLost };
 
 struct ExecutorState {
   bool connected = false;
-  std::map<std::uint64_t, TurnIs> turns;  ///< Those that have not been given up.
-  std::uint64_t all_used_below = 0;       ///< All turns before it were submitted or passed.
-  std::set<std::uint64_t> used;           ///< Likewise these. Turns need not come in order.
+  std::map<std::uint64_t, TurnState> turns;  ///< Those that have not been given up.
+  std::uint64_t all_used_below = 0;          ///< All turns before it were submitted or passed.
+  std::set<std::uint64_t> used;              ///< Likewise these. Turns need not come in order.
 };
 
 namespace executor_event {
@@ -85,6 +85,6 @@ struct ExecutorActions {
 ExecutorActions Step(ExecutorState* state, const ExecutorEvent& event);
 
 /// Returns a turn's state; nothing for one that was given up or never submitted.
-std::optional<TurnIs> StateOf(const ExecutorState& state, std::uint64_t turn);
+std::optional<TurnState> StateOf(const ExecutorState& state, std::uint64_t turn);
 
 }  // namespace varve

@@ -51,13 +51,13 @@ TEST(ExecutorMachine, WithTheConnectionAllTurnsAreLostAndLaterMessagesChangeNoth
                                     ExecutorEvent(on::Ended{0}), ExecutorEvent(on::Forgotten{0})}) {
     (void)Step(&state, late);
   }
-  EXPECT_EQ(StateOf(state, 0), TurnIs::kLost);
-  EXPECT_EQ(StateOf(state, 1), TurnIs::kLost);
+  EXPECT_EQ(StateOf(state, 0), TurnState::kLost);
+  EXPECT_EQ(StateOf(state, 1), TurnState::kLost);
   EXPECT_EQ(RevokedBy(state, 0), 0U) << "an agent that is lost may live";
 }
 
 TEST(ExecutorMachine, ASaveThatIsSubmittedWithoutAConnectionIsLost) {
-  EXPECT_EQ(StateOf(After({on::Submitted{0}}), 0), TurnIs::kLost);
+  EXPECT_EQ(StateOf(After({on::Submitted{0}}), 0), TurnState::kLost);
 }
 
 TEST(ExecutorMachine, ANewAgentIsToldOfTheTurnsThatItNeedNotWaitFor) {
@@ -70,7 +70,7 @@ TEST(ExecutorMachine, ANewAgentIsToldOfTheTurnsThatItNeedNotWaitFor) {
 TEST(ExecutorMachine, ARefusedSaveIsNotAccepted) {
   const ExecutorState state = After({on::Connected{0}, on::Submitted{0}, on::Answered{0, false},
                                      on::Answered{0, true}, on::Ended{0}});
-  EXPECT_EQ(StateOf(state, 0), TurnIs::kRefused);
+  EXPECT_EQ(StateOf(state, 0), TurnState::kRefused);
 }
 
 }  // namespace

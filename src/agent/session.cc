@@ -64,10 +64,10 @@ Status AgentSession::Submit(std::uint64_t turn, Submission save,
 
 bool AgentSession::LeaveIfSilentForLong() {
   Take(session_event::TimePassed{});
-  return trainer() == TrainerIs::kBack;
+  return trainer() == TrainerState::kBack;
 }
 
-TrainerIs AgentSession::trainer() const {
+TrainerState AgentSession::trainer() const {
   const std::scoped_lock lock(mutex_);
   return state_.trainer;
 }
@@ -108,7 +108,7 @@ void AgentSession::Take(const SessionEvent& event) {
 }
 
 void AgentSession::TakeLocked(const SessionEvent& event) {
-  const TrainerIs before = state_.trainer;
+  const TrainerState before = state_.trainer;
   std::vector<SessionEvent> events{event};
   for (std::size_t i = 0; i < events.size(); ++i) {
     std::optional<SessionState> seen;
@@ -135,7 +135,7 @@ void AgentSession::TakeLocked(const SessionEvent& event) {
       }
     }
   }
-  if (state_.trainer != before && state_.trainer == TrainerIs::kGone) {
+  if (state_.trainer != before && state_.trainer == TrainerState::kExited) {
     host_.OrphanHeld();
   }
 }
@@ -237,9 +237,9 @@ void AgentSession::Write(std::uint64_t turn, const JobPtr& job) {
       });
     }
     // Not when the trainer has just been abandoned.
-    if (report.ok() && !job->save.image.blocks.empty() && state_.trainer != TrainerIs::kBack) {
+    if (report.ok() && !job->save.image.blocks.empty() && state_.trainer != TrainerState::kBack) {
       (void)Guarded([&] {  // A file that is not held is loaded from the disk.
-        host_.Hold(turn, job->save, file, job->lease, state_.trainer == TrainerIs::kGone);
+        host_.Hold(turn, job->save, file, job->lease, state_.trainer == TrainerState::kExited);
         return Status::Ok();
       });
     }
@@ -265,7 +265,7 @@ void AgentSession::Agree(const Kept& kept) {
       mine.ids.push_back(job->save.settled.identity.save_id);
     }
     return AgreeOnDeferred(mine, StorageOf(*kept.begin()->second), [&, view = ViewOfTrainer(true)] {
-      return AreWanted(kept) ? CheckPatience(view)
+      return AreWanted(kept) ? CheckWaitingTime(view)
                              : Status(StatusCode::kCancelled, "no longer wanted");
     });
   });

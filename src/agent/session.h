@@ -82,7 +82,7 @@ class AgentSession {
   /// the memory, which the trainer goes on to use.
   void Abandon() { Take(session_event::Abandoned{}); }
 
-  [[nodiscard]] TrainerIs trainer() const;
+  [[nodiscard]] TrainerState trainer() const;
   [[nodiscard]] bool trainer_lives() const;
   /// Returns true when there is and will be no save to write and no memory to give back.
   [[nodiscard]] bool over() const;

@@ -13,12 +13,12 @@ struct Overloaded : Handlers... {
   using Handlers::operator()...;
 };
 
-void Become(SessionState::Save* save, SaveIs is, TimePoint now) {
+void Become(SessionState::Save* save, SaveState is, TimePoint now) {
   save->is = is;
   save->since = now;
 }
 
-void Become(SessionState* state, TrainerIs trainer, TimePoint now) {
+void Become(SessionState* state, TrainerState trainer, TimePoint now) {
   state->trainer = trainer;
   state->trainer_since = now;
 }
@@ -29,10 +29,10 @@ void EndDeferred(SessionState* state, const Wanted& wanted, Actions* actions) {
   for (auto at = state->saves.begin(); at != state->saves.end();) {
     const auto& [turn, save] = *at;
     const bool ends = save.deferred && !wanted(turn);
-    if (ends && save.is == SaveIs::kWriting) {
+    if (ends && save.is == SaveState::kWriting) {
       actions->push_back(session_action::Stop{turn});
     }
-    if (ends && save.is != SaveIs::kWriting) {
+    if (ends && save.is != SaveState::kWriting) {
       actions->push_back(session_action::Drop{turn});
       at = state->saves.erase(at);
     } else {
@@ -50,9 +50,9 @@ Saves::iterator NextOfThoseSubmitted(SessionState* state) {
   while (state->passed.erase(state->next_turn) > 0 || is_kept(state->next_turn)) {
     ++state->next_turn;
   }
-  const auto waits = [](const auto& entry) { return entry.second.is == SaveIs::kQueued; };
+  const auto waits = [](const auto& entry) { return entry.second.is == SaveState::kQueued; };
   const auto first = std::find_if(state->saves.begin(), state->saves.end(), waits);
-  // A trainer that is gone submits no more turns.
+  // A trainer that has exited submits no more turns.
   const bool its_turn =
       first != state->saves.end() && (first->first == state->next_turn || !Lives(*state));
   return its_turn ? first : state->saves.end();
@@ -61,7 +61,7 @@ Saves::iterator NextOfThoseSubmitted(SessionState* state) {
 void StartWriting(SessionState* state, TimePoint now, Actions* actions) {
   if (!state->writing) {
     if (const auto next = NextOfThoseSubmitted(state); next != state->saves.end()) {
-      Become(&next->second, SaveIs::kWriting, now);
+      Become(&next->second, SaveState::kWriting, now);
       state->writing = next->first;
       state->next_turn = std::max(state->next_turn, next->first + 1);
       actions->push_back(session_action::Write{next->first, false});
@@ -70,13 +70,13 @@ void StartWriting(SessionState* state, TimePoint now, Actions* actions) {
   if (!state->writing_deferred) {
     const auto chosen =
         std::find_if(state->saves.rbegin(), state->saves.rend(),
-                     [](const auto& entry) { return entry.second.is == SaveIs::kChosen; });
+                     [](const auto& entry) { return entry.second.is == SaveState::kChosen; });
     const auto same_name = [&](const auto& entry) {
       return !entry.second.deferred && entry.second.path == chosen->second.path;
     };
     if (chosen != state->saves.rend() &&
         std::none_of(state->saves.begin(), state->saves.end(), same_name)) {
-      Become(&chosen->second, SaveIs::kWriting, now);
+      Become(&chosen->second, SaveState::kWriting, now);
       state->writing_deferred = chosen->first;
       actions->push_back(session_action::Write{chosen->first, true});
     }
@@ -91,10 +91,10 @@ void Release(SessionState* state, Actions* actions) {
 }
 
 void Abandon(SessionState* state, TimePoint now, Actions* actions) {
-  if (state->trainer == TrainerIs::kBack) {
+  if (state->trainer == TrainerState::kBack) {
     return;
   }
-  Become(state, TrainerIs::kBack, now);
+  Become(state, TrainerState::kBack, now);
   state->memory_is_ours = false;
   EndDeferred(state, [](std::uint64_t) { return false; }, actions);
   for (const auto& [turn, save] : state->saves) {
@@ -109,11 +109,12 @@ void EndProcess(SessionState* state, bool memory_is_ours, TimePoint now, Actions
   if (!Lives(*state)) {
     return;
   }
-  Become(state, TrainerIs::kGone, now);
+  Become(state, TrainerState::kExited, now);
   state->memory_is_ours = memory_is_ours;
   Release(state, actions);
-  state->agreeing = std::any_of(state->saves.begin(), state->saves.end(),
-                                [](const auto& entry) { return entry.second.is == SaveIs::kKept; });
+  state->agreeing = std::any_of(state->saves.begin(), state->saves.end(), [](const auto& entry) {
+    return entry.second.is == SaveState::kKept;
+  });
   if (state->agreeing) {
     actions->push_back(session_action::Agree{});
   }
@@ -129,7 +130,7 @@ void Choose(SessionState* state, const std::vector<std::uint64_t>& turns, TimePo
   EndDeferred(state, is_chosen, actions);
   for (auto& [turn, save] : state->saves) {
     if (save.deferred) {
-      Become(&save, SaveIs::kChosen, now);
+      Become(&save, SaveState::kChosen, now);
     }
   }
 }
@@ -150,32 +151,32 @@ void EndWriting(SessionState* state, const session_event::WriteEnded& event, Act
 
 }  // namespace
 
-std::string_view Name(TrainerIs state) {
+std::string_view Name(TrainerState state) {
   switch (state) {
-    case TrainerIs::kAttached: return "attached";
-    case TrainerIs::kSilent: return "silent";
-    case TrainerIs::kGone: return "gone";
-    case TrainerIs::kBack: return "back";
+    case TrainerState::kAttached: return "attached";
+    case TrainerState::kSilent: return "silent";
+    case TrainerState::kExited: return "exited";
+    case TrainerState::kBack: return "back";
   }
   return "unknown";
 }
 
-std::string_view Name(SaveIs state) {
+std::string_view Name(SaveState state) {
   switch (state) {
-    case SaveIs::kQueued: return "queued";
-    case SaveIs::kKept: return "kept";
-    case SaveIs::kChosen: return "chosen";
-    case SaveIs::kWriting: return "writing";
+    case SaveState::kQueued: return "queued";
+    case SaveState::kKept: return "kept";
+    case SaveState::kChosen: return "chosen";
+    case SaveState::kWriting: return "writing";
   }
   return "unknown";
 }
 
 bool Lives(const SessionState& state) {
-  return state.trainer == TrainerIs::kAttached || state.trainer == TrainerIs::kSilent;
+  return state.trainer == TrainerState::kAttached || state.trainer == TrainerState::kSilent;
 }
 
 bool CanBeSubmitted(const SessionState& state, std::uint64_t turn) {
-  return state.trainer == TrainerIs::kAttached && turn >= state.next_turn &&
+  return state.trainer == TrainerState::kAttached && turn >= state.next_turn &&
          !state.saves.contains(turn) && !state.passed.contains(turn);
 }
 
@@ -183,7 +184,7 @@ std::vector<SessionAction> Step(SessionState* state, const SessionEvent& event, 
   Actions actions;
   std::visit(Overloaded{
                  [&](const session_event::Submitted& it) {
-                   const SaveIs is = it.deferred ? SaveIs::kKept : SaveIs::kQueued;
+                   const SaveState is = it.deferred ? SaveState::kKept : SaveState::kQueued;
                    state->saves[it.turn] = {it.deferred, it.path, is, now};
                  },
                  [&](const session_event::Passed& it) {
@@ -207,8 +208,8 @@ std::vector<SessionAction> Step(SessionState* state, const SessionEvent& event, 
                    }
                  },
                  [&](const session_event::ConnectionEnded&) {
-                   if (state->trainer == TrainerIs::kAttached) {
-                     Become(state, TrainerIs::kSilent, now);
+                   if (state->trainer == TrainerState::kAttached) {
+                     Become(state, TrainerState::kSilent, now);
                    }
                  },
                  [&](const session_event::ProcessEnded& it) {
@@ -219,7 +220,7 @@ std::vector<SessionAction> Step(SessionState* state, const SessionEvent& event, 
                  [&](const session_event::WriteEnded& it) { EndWriting(state, it, &actions); },
                  [&](const session_event::Released&) { --state->releasing; },
                  [&](const session_event::TimePassed&) {
-                   if (state->trainer == TrainerIs::kSilent &&
+                   if (state->trainer == TrainerState::kSilent &&
                        now >= state->trainer_since + state->timeout) {
                      Abandon(state, now, &actions);
                    }
@@ -234,7 +235,7 @@ std::optional<TimePoint> WaitsUntil(const SessionState& state, bool deferred) {
   if (Lives(state)) {
     return std::nullopt;
   }
-  if (state.trainer == TrainerIs::kBack) {
+  if (state.trainer == TrainerState::kBack) {
     return state.trainer_since;
   }
   TimePoint since = deferred && !state.agreeing ? state.agreed_since : state.trainer_since;
@@ -247,7 +248,7 @@ std::optional<TimePoint> WaitsUntil(const SessionState& state, bool deferred) {
 std::size_t Pending(const SessionState& state) {
   return static_cast<std::size_t>(std::count_if(
       state.saves.begin(), state.saves.end(),
-      [&](const auto& entry) { return !(Lives(state) && entry.second.is == SaveIs::kKept); }));
+      [&](const auto& entry) { return !(Lives(state) && entry.second.is == SaveState::kKept); }));
 }
 
 bool IsOver(const SessionState& state) {

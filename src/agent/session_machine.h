@@ -5,9 +5,9 @@
 ///
 /// | state     | the agent sees                      | becomes
 /// |-----------|-------------------------------------|------------------------------------------
-/// | kAttached | its connection                      | kSilent, kGone, kBack
-/// | kSilent   | its process, and no connection      | kGone; kBack after the timeout
-/// | kGone     | that it has exited                  | kBack, where its process was not seen
+/// | kAttached | its connection                      | kSilent, kExited, kBack
+/// | kSilent   | its process, and no connection      | kExited; kBack after the timeout
+/// | kExited   | that it has exited                  | kBack, where its process was not seen
 /// | kBack     | that it lives and uses its memory,  | (the end)
 /// |           | which is not touched any more       |
 ///
@@ -46,22 +46,22 @@
 
 namespace varve {
 
-enum class TrainerIs : std::uint8_t { kAttached, kSilent, kGone, kBack };
-enum class SaveIs : std::uint8_t { kQueued, kKept, kChosen, kWriting };
+enum class TrainerState : std::uint8_t { kAttached, kSilent, kExited, kBack };
+enum class SaveState : std::uint8_t { kQueued, kKept, kChosen, kWriting };
 
-std::string_view Name(TrainerIs state);
-std::string_view Name(SaveIs state);
+std::string_view Name(TrainerState state);
+std::string_view Name(SaveState state);
 
 struct SessionState {
   struct Save {
     bool deferred = false;
     std::string path;
-    SaveIs is = SaveIs::kQueued;
+    SaveState is = SaveState::kQueued;
     TimePoint since;
   };
 
   std::chrono::nanoseconds timeout{0};
-  TrainerIs trainer = TrainerIs::kAttached;
+  TrainerState trainer = TrainerState::kAttached;
   TimePoint trainer_since;
   std::map<std::uint64_t, Save> saves;   ///< Those that have not ended, by turn.
   std::uint64_t next_turn = 0;           ///< The first that may still be submitted and written.

@@ -160,7 +160,7 @@ TEST(SessionMachine, ATrainerThatIsSilentForLongIsLeftWithItsMemory) {
   EXPECT_EQ(session(TimePassed{}, 69s), "");
   EXPECT_EQ(WaitsUntil(session.state, false), std::nullopt);
   EXPECT_EQ(session(TimePassed{}, 70s), "drop 1, stop 0, stop 2, forget held");
-  EXPECT_EQ(session.state.trainer, TrainerIs::kBack);
+  EXPECT_EQ(session.state.trainer, TrainerState::kBack);
   EXPECT_EQ(session(WriteEnded{0, false}, 71s), "drop 0, write 2");  // It fails, and says so.
   EXPECT_EQ(session(WriteEnded{2, false}, 71s), "drop 2");
   EXPECT_TRUE(IsOver(session.state));

@@ -17,7 +17,7 @@ TrainerSession::~TrainerSession() {
 }
 
 bool TrainerSession::connection_has_ended() const {
-  return saves_.trainer() != TrainerIs::kAttached || !around_.trainer->IsOpen();
+  return saves_.trainer() != TrainerState::kAttached || !around_.trainer->IsOpen();
 }
 
 void TrainerSession::Run(Lane lane, std::function<void()> work) {

@@ -5,7 +5,7 @@
 
 namespace varve {
 
-Status CheckPatience(const TrainerView& trainer) {
+Status CheckWaitingTime(const TrainerView& trainer) {
   const auto until = trainer.waits_until();
   return until && Now() >= *until
              ? Unavailable(
@@ -22,7 +22,7 @@ Result<AsyncSaveReport> WriteForTrainer(const Submission& save, Storage& storage
     if (save.deferred && stop.stop_requested()) {
       return Status(StatusCode::kCancelled, "no longer wanted");
     }
-    Status status = CheckPatience(trainer);
+    Status status = CheckWaitingTime(trainer);
     gave_up = gave_up || !status.ok();
     return status;
   };

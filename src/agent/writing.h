@@ -20,10 +20,11 @@ struct TrainerView {
 };
 
 /// Returns an error when the agent has waited long enough for ranks that have sent nothing.
-Status CheckPatience(const TrainerView& trainer);
+Status CheckWaitingTime(const TrainerView& trainer);
 
-/// Writes and publishes a save. Of a failure whose trainer is gone it tells ranks that come later,
-/// and leaves a note for `varve ls`, as no other process will. Errors: as WriteSubmission.
+/// Writes and publishes a save. Where it fails and the trainer has exited, no other process reports
+/// it: this one reports it to ranks that come later, and leaves a note for `varve ls`. Errors: as
+/// WriteSubmission.
 Result<AsyncSaveReport> WriteForTrainer(const Submission& save, Storage& storage,
                                         const LeasedMemory& memory, const std::stop_token& stop,
                                         const TrainerView& trainer, SubmittedFile* file);

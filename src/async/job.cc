@@ -119,7 +119,7 @@ Status AsyncJob::CopyAndSubmit(StagingPool& pool, StagingPool::Ticket ticket, in
   }
   const auto submit = [&] { return Submit(turn, std::move(status)); };
   status = Guarded(submit);
-  if (!status.ok() && with_other_ == SubmissionIs::kNo) {
+  if (!status.ok() && with_other_ == SubmissionState::kNo) {
     const auto pass = [&] {
       submitter_->Pass(turn);
       return Status::Ok();
@@ -191,7 +191,7 @@ void AsyncJob::AddStaging() {
 /// Adds the time from the copy until now, when the turn to write it has come.
 void AsyncJob::AddWait() {
   const std::scoped_lock lock(mutex_);
-  if (submitter_ == nullptr && is_.copy == CopyIs::kEnded) {
+  if (submitter_ == nullptr && is_.copy == CopyState::kEnded) {
     const std::chrono::duration<double> since = Now() - start_;
     (void)Guarded([&] {
       session_->AddPhases({{.name = "wait", .seconds = since.count() - staging_seconds_}});
@@ -225,7 +225,7 @@ void AsyncJob::AllowWriting(JobEvent event, const Status& ready) {
   JobActions actions;
   {
     const std::scoped_lock lock(mutex_);
-    if (is_.write == WriteIs::kWaits) {
+    if (is_.write == WriteState::kWaits) {
       ready_ = CopyOf(ready);
     }
     actions = Take(event);
@@ -267,10 +267,10 @@ void AsyncJob::Tell(const Status& staged) {
 
 Status AsyncJob::AwaitReady() {
   std::unique_lock lock(mutex_);
-  (void)Wait(changed_, lock, {}, [&] { return is_.write != WriteIs::kWaits; });
+  (void)Wait(changed_, lock, {}, [&] { return is_.write != WriteState::kWaits; });
   // Where the save was given up before there was a copy, there is none yet.
   (void)Wait(changed_, lock, {},
-             [&] { return is_.write != WriteIs::kEnded || is_.copy == CopyIs::kEnded; });
+             [&] { return is_.write != WriteState::kEnded || is_.copy == CopyState::kEnded; });
   (void)Take(JobEvent::kWriteBegins);
   return CopyOf(why_cancelled_ ? *why_cancelled_ : ready_);
 }
@@ -346,7 +346,7 @@ void AsyncJob::EndCopy() {
         Guarded([] { return Status(StatusCode::kCancelled, "the save has ended"); }));
   }
   std::unique_lock lock(mutex_);
-  (void)Wait(changed_, lock, {}, [&] { return is_.copy == CopyIs::kEnded; });
+  (void)Wait(changed_, lock, {}, [&] { return is_.copy == CopyState::kEnded; });
 }
 
 void AsyncJob::End(JobEvent event, Result<AsyncSaveReport> result) {
@@ -380,12 +380,12 @@ void AsyncJob::Cancel(Status why) {
 
 bool AsyncJob::begun() {
   const std::scoped_lock lock(mutex_);
-  return is_.write == WriteIs::kBegun || is_.write == WriteIs::kEnded;
+  return is_.write == WriteState::kBegun || is_.write == WriteState::kEnded;
 }
 
 bool AsyncJob::agreed() {
   const std::scoped_lock lock(mutex_);
-  return is_.copy != CopyIs::kUnplanned;
+  return is_.copy != CopyState::kUnplanned;
 }
 
 std::vector<std::string> AsyncJob::differing_tensors() {
@@ -400,13 +400,13 @@ std::vector<std::string> AsyncJob::differing_objects() {
 
 bool AsyncJob::stuck() {
   const std::scoped_lock lock(mutex_);
-  return is_.deadline == DeadlineIs::kStuck;
+  return is_.deadline == DeadlineState::kStuck;
 }
 
 void AsyncJob::Watch(const std::stop_token& ended) {
   std::unique_lock lock(mutex_);
   const auto comes = [&](TimePoint at) {  // Before the save has ended.
-    return !WaitUntil(changed_, lock, ended, at, [&] { return is_.write == WriteIs::kEnded; }) &&
+    return !WaitUntil(changed_, lock, ended, at, [&] { return is_.write == WriteState::kEnded; }) &&
            !ended.stop_requested();
   };
   const auto missed = [&](StatusCode code, const char* more) {

@@ -144,7 +144,7 @@ class AsyncJob {
   std::optional<AsyncSaveReport>
       submitted_;           // The report of a deferred save, when the agent has it.
   std::uint64_t turn_ = 0;  // Turn of the save where another process writes it.
-  SubmissionIs with_other_ = SubmissionIs::kNo;
+  SubmissionState with_other_ = SubmissionState::kNo;
 
   std::promise<Status> staged_promise_;
   std::shared_future<Status> staged_future_ = staged_promise_.get_future().share();

@@ -38,14 +38,14 @@
 
 namespace varve {
 
-enum class CopyIs : std::uint8_t { kUnplanned, kPlanned, kEnded };
-enum class WriteIs : std::uint8_t { kWaits, kMay, kBegun, kEnded };
-enum class DeadlineIs : std::uint8_t { kAhead, kPassed, kStuck };
+enum class CopyState : std::uint8_t { kUnplanned, kPlanned, kEnded };
+enum class WriteState : std::uint8_t { kWaits, kMay, kBegun, kEnded };
+enum class DeadlineState : std::uint8_t { kAhead, kPassed, kStuck };
 
 struct JobState {
-  CopyIs copy = CopyIs::kUnplanned;
-  WriteIs write = WriteIs::kWaits;
-  DeadlineIs deadline = DeadlineIs::kAhead;
+  CopyState copy = CopyState::kUnplanned;
+  WriteState write = WriteState::kWaits;
+  DeadlineState deadline = DeadlineState::kAhead;
   bool told = false;  ///< That the tensors may change.
 };
 

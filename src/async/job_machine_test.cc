@@ -39,7 +39,7 @@ TEST(JobMachine, ASaveGivenUpWhileAThreadCopiesTellsTheCallerOnlyWhenThatThreadH
   const JobActions given_up = Step(&state, JobEvent::kGracePassed);
   EXPECT_TRUE(given_up.deliver);
   EXPECT_FALSE(given_up.tell) << "the tensors are still being read";
-  EXPECT_EQ(state.deadline, DeadlineIs::kStuck);
+  EXPECT_EQ(state.deadline, DeadlineState::kStuck);
   EXPECT_TRUE(Step(&state, JobEvent::kCopyEnded).tell);
 }
 
@@ -47,7 +47,7 @@ TEST(JobMachine, TheOutcomeIsDeliveredOnce) {
   JobState state = After({JobEvent::kPlanned, JobEvent::kCopyEnded, JobEvent::kGracePassed});
   EXPECT_FALSE(Step(&state, JobEvent::kWriteEnded).deliver);
   EXPECT_FALSE(Step(&state, JobEvent::kDeadlinePassed).stop);
-  EXPECT_EQ(state.deadline, DeadlineIs::kStuck);
+  EXPECT_EQ(state.deadline, DeadlineState::kStuck);
 }
 
 TEST(JobMachine, ADeadlineAfterTheEndDoesNothing) {
@@ -55,7 +55,7 @@ TEST(JobMachine, ADeadlineAfterTheEndDoesNothing) {
       {JobEvent::kPlanned, JobEvent::kCopyEnded, JobEvent::kWriteBegins, JobEvent::kWriteEnded});
   EXPECT_FALSE(Step(&state, JobEvent::kDeadlinePassed).stop);
   EXPECT_FALSE(Step(&state, JobEvent::kGracePassed).deliver);
-  EXPECT_EQ(state.deadline, DeadlineIs::kAhead);
+  EXPECT_EQ(state.deadline, DeadlineState::kAhead);
 }
 
 TEST(JobMachine, EveryOrderOfEventsTellsOnceDeliversOnceAndNeverLeavesTheEnd) {
@@ -67,17 +67,18 @@ TEST(JobMachine, EveryOrderOfEventsTellsOnceDeliversOnceAndNeverLeavesTheEnd) {
     int told = 0;
     int delivered = 0;
     for (int i = 0, rest = order; i < kLength; ++i, rest /= kEvents) {
-      const bool ended = state.write == WriteIs::kEnded;
-      const bool copied = state.copy == CopyIs::kEnded;
+      const bool ended = state.write == WriteState::kEnded;
+      const bool copied = state.copy == CopyState::kEnded;
       const auto event = static_cast<JobEvent>(rest % kEvents);
       const JobActions actions = Step(&state, event);
       told += actions.tell ? 1 : 0;
       delivered += actions.deliver ? 1 : 0;
       ASSERT_LE(told, 1) << order;
       ASSERT_LE(delivered, 1) << order;
-      ASSERT_TRUE(!ended || state.write == WriteIs::kEnded) << order;
-      ASSERT_TRUE(!copied || state.copy == CopyIs::kEnded || event == JobEvent::kPlanned) << order;
-      ASSERT_EQ(state.write == WriteIs::kEnded, delivered == 1) << order;
+      ASSERT_TRUE(!ended || state.write == WriteState::kEnded) << order;
+      ASSERT_TRUE(!copied || state.copy == CopyState::kEnded || event == JobEvent::kPlanned)
+          << order;
+      ASSERT_EQ(state.write == WriteState::kEnded, delivered == 1) << order;
     }
   }
 }

@@ -20,10 +20,10 @@ struct Known {
   SaveId group;          ///< Zero where it has none, or its agent may have met others by it.
 };
 
-enum class LastIs : std::uint8_t { kUnknown, kBroken, kWhole };
+enum class LastSaveState : std::uint8_t { kUnknown, kBroken, kWhole };
 
 struct Decision {
-  LastIs last = LastIs::kUnknown;
+  LastSaveState last = LastSaveState::kUnknown;
   SaveId group;
 };
 
@@ -34,7 +34,7 @@ void Fields(Archive& archive, FieldsOf<Archive, Known>& known) {
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, Decision>& decision) {
-  archive.Enum(decision.last, LastIs::kUnknown, LastIs::kWhole, "unknown decision");
+  archive.Enum(decision.last, LastSaveState::kUnknown, LastSaveState::kWhole, "unknown decision");
   archive(decision.group);
 }
 
@@ -56,7 +56,9 @@ Result<std::vector<std::string>> Decide(const std::vector<std::string>& ranks,
   const bool has_group =
       known.front().group != SaveId{} && std::all_of(known.begin(), known.end(), in_group);
   const SaveId group = has_group ? known.front().group : new_group;
-  const LastIs last = !agree ? LastIs::kUnknown : whole ? LastIs::kWhole : LastIs::kBroken;
+  const LastSaveState last = !agree  ? LastSaveState::kUnknown
+                             : whole ? LastSaveState::kWhole
+                                     : LastSaveState::kBroken;
   return std::vector<std::string>(ranks.size(), EncodeFields(Decision{last, group}));
 }
 
@@ -89,10 +91,10 @@ Status LastDeferred::Follow(const AsyncJob& next, Coordinator& coordinator, Subm
     group->id = decision.group;
     group_ = std::move(group);
   }
-  if (last_ && decision.last != LastIs::kUnknown) {
+  if (last_ && decision.last != LastSaveState::kUnknown) {
     // A copy that is not given up now is given up the next time, or when memory is short.
     (void)Guarded([&] {
-      submitter.DeferredIs(last_->turn, decision.last == LastIs::kWhole);
+      submitter.DeferredIs(last_->turn, decision.last == LastSaveState::kWhole);
       return Status::Ok();
     });
   }

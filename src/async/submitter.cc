@@ -76,7 +76,7 @@ Result<std::unique_ptr<Submitter>> Submitter::Make(std::shared_ptr<SaveExecutor>
 
 Status Submitter::Submit(std::uint64_t turn, const std::string& path, const SaveSession& session,
                          StagedFile* staged, const StagedSaveOptions& options,
-                         const DeferredGroup* group, SubmissionIs* submitted) {
+                         const DeferredGroup* group, SubmissionState* submitted) {
   Submission save;
   VARVE_ASSIGN_OR_RETURN(save.path, AbsolutePath(path));
   save.settled = session.settled();
@@ -98,7 +98,9 @@ Status Submitter::Submit(std::uint64_t turn, const std::string& path, const Save
   }
   bool sent = false;
   Status status = executor_->Submit(turn, save, &sent);
-  *submitted = status.ok() ? SubmissionIs::kYes : sent ? SubmissionIs::kPerhaps : SubmissionIs::kNo;
+  *submitted = status.ok() ? SubmissionState::kYes
+               : sent      ? SubmissionState::kPerhaps
+                           : SubmissionState::kNo;
   return status;
 }
 
@@ -143,14 +145,14 @@ Result<AsyncSaveReport> Submitter::Await(std::uint64_t turn, const std::stop_tok
   return executor_->Wait(turn, lost);
 }
 
-Result<AsyncSaveReport> Submitter::Write(std::uint64_t turn, SubmissionIs submitted,
+Result<AsyncSaveReport> Submitter::Write(std::uint64_t turn, SubmissionState submitted,
                                          SaveSession& session, std::unique_ptr<StagedFile>* staged,
                                          const WriteAttempts& attempts, const Status& ready) {
   // A name that cannot be made absolute was not submitted either.
   const auto absolute = AbsolutePath(std::string(attempts.path));
   const std::string path = absolute.ok() ? *absolute : std::string(attempts.path);
   const MeetingPlace ranks{storage_, session.settled().identity, path};
-  if (submitted == SubmissionIs::kPerhaps) {
+  if (submitted == SubmissionState::kPerhaps) {
     if (const auto report = VisibleAfterAll(session, storage_, path)) {
       return *report;
     }
@@ -158,7 +160,7 @@ Result<AsyncSaveReport> Submitter::Write(std::uint64_t turn, SubmissionIs submit
     Withdraw(ranks, ready);
     return CopyOf(ready);
   }
-  if (submitted == SubmissionIs::kNo) {
+  if (submitted == SubmissionState::kNo) {
     const auto channel = MakeFileChannel(ranks);
     return WriteWithRetries(session, staged->get(), *channel, attempts, ready);
   }

@@ -21,7 +21,7 @@
 namespace varve {
 
 /// Whether the other process has a save.
-enum class SubmissionIs : std::uint8_t {
+enum class SubmissionState : std::uint8_t {
   kNo,
   kYes,
   kPerhaps,  ///< It was sent, and no answer came.
@@ -44,7 +44,7 @@ class Submitter {
   /// the save is deferred. Says in `*submitted` whether the other process has it.
   Status Submit(std::uint64_t turn, const std::string& path, const SaveSession& session,
                 StagedFile* staged, const StagedSaveOptions& options, const DeferredGroup* group,
-                SubmissionIs* submitted);
+                SubmissionState* submitted);
   void Pass(std::uint64_t turn) { executor_->Pass(turn); }
 
   /// Keeps the copy of a deferred save that was submitted in `turn`; null where its file has no
@@ -61,7 +61,7 @@ class Submitter {
 
   /// Waits for a save that was submitted in `turn`; writes one that was not submitted, if this rank
   /// is `ready`. Takes the copy from `*staged` where it is kept.
-  Result<AsyncSaveReport> Write(std::uint64_t turn, SubmissionIs submitted, SaveSession& session,
+  Result<AsyncSaveReport> Write(std::uint64_t turn, SubmissionState submitted, SaveSession& session,
                                 std::unique_ptr<StagedFile>* staged, const WriteAttempts& attempts,
                                 const Status& ready);
 

@@ -1,25 +1,25 @@
-#include "base/patience.h"
+#include "base/retry_time.h"
 
 #include <algorithm>
 
 namespace varve {
 namespace {
 
-thread_local ScopedPatience* current_patience = nullptr;
+thread_local ScopedRetryTime* current_retry_time = nullptr;
 
 }  // namespace
 
-ScopedPatience::ScopedPatience(std::chrono::milliseconds in_all)
-    : left_(current_patience == nullptr ? in_all : std::min(in_all, current_patience->left())),
-      before_(std::exchange(current_patience, this)) {}
-ScopedPatience::~ScopedPatience() { current_patience = before_; }
+ScopedRetryTime::ScopedRetryTime(std::chrono::milliseconds in_all)
+    : left_(current_retry_time == nullptr ? in_all : std::min(in_all, current_retry_time->left())),
+      before_(std::exchange(current_retry_time, this)) {}
+ScopedRetryTime::~ScopedRetryTime() { current_retry_time = before_; }
 
-void ScopedPatience::Spend(std::chrono::milliseconds time) {
-  for (ScopedPatience* scope = this; scope != nullptr; scope = scope->before_) {
+void ScopedRetryTime::Spend(std::chrono::milliseconds time) {
+  for (ScopedRetryTime* scope = this; scope != nullptr; scope = scope->before_) {
     scope->left_ -= time;
   }
 }
 
-ScopedPatience* CurrentPatience() { return current_patience; }
+ScopedRetryTime* CurrentRetryTime() { return current_retry_time; }
 
 }  // namespace varve

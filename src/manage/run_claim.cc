@@ -22,7 +22,7 @@
 #include <cstdio>
 #include <optional>
 
-#include "base/patience.h"
+#include "base/retry_time.h"
 #include "catalogue/names.h"
 #include "publish/save_id.h"
 

@@ -80,7 +80,7 @@ class ObjectStoreBackend : public testing::Test {
                            settings.part_bytes = 4096;
                            settings.retry = {.first = std::chrono::milliseconds(1),
                                              .longest = std::chrono::milliseconds(2),
-                                             .patience = std::chrono::milliseconds(5'000)};
+                                             .time_limit = std::chrono::milliseconds(5'000)};
                            return settings;
                          }(),
                          [] { return s3::Credentials{"key", "secret", ""}; }};

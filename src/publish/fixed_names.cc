@@ -31,7 +31,7 @@
 #include <set>
 #include <utility>
 
-#include "base/patience.h"
+#include "base/retry_time.h"
 #include "catalogue/family.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"

@@ -50,7 +50,7 @@
 #include <set>
 #include <utility>
 
-#include "base/patience.h"
+#include "base/retry_time.h"
 #include "catalogue/family.h"
 #include "catalogue/formats.h"
 #include "catalogue/formats/dcp.h"

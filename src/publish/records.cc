@@ -65,7 +65,7 @@ Status AddIndexed(Storage& storage, const std::string& path, const std::string& 
   const auto names = NamesInIndex(storage, JoinPath(path, index));
   switch (names.status().code()) {
     case StatusCode::kOk: break;
-    case StatusCode::kNotFound: return Status::Ok();  // Gone since.
+    case StatusCode::kNotFound: return Status::Ok();  // Removed since.
     case StatusCode::kUnavailable:
     case StatusCode::kFailedPrecondition: return names.status();
     default: found->unreadable.insert(index); return Status::Ok();
@@ -315,7 +315,7 @@ Status CollectIn(const std::string& path, DryRun dry_run, Storage& storage,
     const std::string place = JoinPath(path, directory);
     const auto bytes = BytesIn(storage, place, &modified_ns);
     if (bytes.status().code() == StatusCode::kNotFound) {
-      continue;  // Gone since.
+      continue;  // Removed since.
     }
     VARVE_RETURN_IF_ERROR(bytes.status());
     if (!IsDeadByAge(storage, path, modified_ns)) {

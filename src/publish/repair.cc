@@ -18,7 +18,7 @@
 
 #include <algorithm>
 
-#include "base/patience.h"
+#include "base/retry_time.h"
 #include "base/stop.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-_PATIENCE = 60.0  # Seconds until an answer of the browser is given up.
+_LONGEST_WAIT = 60.0  # Seconds until an answer of the browser is given up.
 _STARTS = 3  # Of a browser that does not answer.
 _ABOVE = 20  # Descriptors that no redirection of the shell names.
 
@@ -150,11 +150,11 @@ class Page:
         return base64.b64decode(self.call("Page.printToPDF")["data"])
 
     def _receive(self) -> dict[str, Any]:
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + _LONGEST_WAIT
         while b"\0" not in self._left:
             ready, _, _ = select.select([self._in], [], [], max(0.0, until - time.monotonic()))
             if not ready:
-                raise NoAnswer(f"no answer to {self._called} in {_PATIENCE} s. {self._said()}")
+                raise NoAnswer(f"no answer to {self._called} in {_LONGEST_WAIT} s. {self._said()}")
             got = os.read(self._in, 1 << 16)
             assert got, f"the browser has ended. {self._said()}"
             self._left += got

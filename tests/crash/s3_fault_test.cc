@@ -121,7 +121,7 @@ TEST_F(S3Faults, ARemovalTakesNoListOfOtherNames) {
 
 TEST_F(S3Faults, AServerThatIsNotReachedIsNoAbsence) {
   auto settings = QuickSettings(S3Server());  // Which has ended.
-  settings.retry.patience = std::chrono::milliseconds(20);
+  settings.retry.time_limit = std::chrono::milliseconds(20);
   s3::S3Storage storage(settings, [] { return s3::Credentials{"key", "secret", ""}; });
   EXPECT_TRUE(FailsWith(CheckpointReader::Open(kPath, storage).status(), StatusCode::kUnavailable));
   EXPECT_TRUE(

@@ -43,7 +43,7 @@ inline s3::Settings QuickSettings(const S3Server& server) {
   settings.stall = std::chrono::seconds(5);
   settings.retry = {.first = std::chrono::milliseconds(1),
                     .longest = std::chrono::milliseconds(2),
-                    .patience = std::chrono::milliseconds(5'000)};
+                    .time_limit = std::chrono::milliseconds(5'000)};
   return settings;
 }
 

@@ -109,7 +109,7 @@ TEST_P(S3FaultsOfFormats, AnIndexWhoseFateIsNotKnownKeepsTheDataOfBoth) {
   for (const bool applied : {true, false}) {
     S3Server server;
     auto settings = QuickSettings(server);
-    settings.retry.patience = std::chrono::milliseconds(30);
+    settings.retry.time_limit = std::chrono::milliseconds(30);
     s3::S3Storage storage(settings, [] { return s3::Credentials{"key", "secret", ""}; });
     ASSERT_TRUE(IsOk(SaveBoth(old_, storage, false)));
     std::string index;

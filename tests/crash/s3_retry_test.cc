@@ -51,7 +51,7 @@ TEST_P(S3Retries, AWriteOfUnknownEndIsNotRepeatedAndWhatItWroteStays) {
     for (const bool applied : {true, false}) {
       S3Server server;
       auto settings = QuickSettings(server);
-      settings.retry.patience = std::chrono::milliseconds(30);
+      settings.retry.time_limit = std::chrono::milliseconds(30);
       s3::S3Storage storage(settings, [] { return s3::Credentials{"key", "secret", ""}; });
       if (overwrite) {
         ASSERT_TRUE(IsOk(SaveBoth(old_, storage, false)));

@@ -87,7 +87,7 @@ struct Site {
     settings.stall = std::chrono::seconds(5);
     settings.retry = {.first = std::chrono::milliseconds(1),
                       .longest = std::chrono::milliseconds(2),
-                      .patience = std::chrono::milliseconds(5'000)};
+                      .time_limit = std::chrono::milliseconds(5'000)};
     return settings;
   }
 

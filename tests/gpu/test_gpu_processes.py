@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 
 needs_cuda = pytest.mark.skipif(gpu.DEVICE == "cpu", reason="needs CUDA itself")
 
-PATIENCE = 60  # Seconds after which a process counts as hung.
+LONGEST_WAIT = 60  # Seconds after which a process counts as hung.
 
 
 def _start(job: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
@@ -37,9 +37,9 @@ def _start(job: str, *arguments: object, **environment: str) -> subprocess.Popen
     )
 
 
-def _end(process: subprocess.Popen[str], patience: int = PATIENCE) -> str:
+def _end(process: subprocess.Popen[str], seconds: int = LONGEST_WAIT) -> str:
     try:
-        out, err = process.communicate(timeout=patience)
+        out, err = process.communicate(timeout=seconds)
     finally:
         process.kill()
     assert process.returncode == 0, err[-4000:]
@@ -137,7 +137,7 @@ _KILLED = """
 def test_a_trainer_that_is_killed_leaves_what_the_agent_has(agent: str, tmp_path: Path) -> None:
     path = tmp_path / "saved"
     trainer = _start(_KILLED, path)
-    _, err = trainer.communicate(timeout=PATIENCE)
+    _, err = trainer.communicate(timeout=LONGEST_WAIT)
     assert trainer.returncode == -signal.SIGKILL, err[-4000:]
     varve.agent.drain(60.0)
     torch.manual_seed(11)
@@ -176,7 +176,7 @@ _COMPILED = """
 def test_torch_compile_captures_graphs_during_saves(tmp_path: Path) -> None:
     job = _start(_COMPILED, tmp_path)
     try:
-        _end(job, patience=25)
+        _end(job, seconds=25)
     except subprocess.TimeoutExpired:
         pytest.skip("torch.compile took more than 25 s here")
     except AssertionError as error:

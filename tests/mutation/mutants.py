@@ -270,7 +270,7 @@ MUTANTS = (
     Mutant(
         "agent-holds-memory-in-use",
         "src/agent/session.cc",
-        "if (report.ok() && !job->save.image.blocks.empty() && state_.trainer != TrainerIs::kBack) {",
+        "if (report.ok() && !job->save.image.blocks.empty() && state_.trainer != TrainerState::kBack) {",
         "if (report.ok() && !job->save.image.blocks.empty()) {",
         AGENT,
     ),
@@ -298,8 +298,8 @@ MUTANTS = (
     Mutant(
         "trainer-does-not-revoke-when-unanswered",
         "src/agent/executor_machine.cc",
-        "const bool is_read = found->second != TurnIs::kForgotten;",
-        "const bool is_read = found->second == TurnIs::kLost;",
+        "const bool is_read = found->second != TurnState::kForgotten;",
+        "const bool is_read = found->second == TurnState::kLost;",
         AGENT,
     ),
     Mutant(

@@ -56,7 +56,7 @@ class Run {
   void Live(Client& client);
   void WriteObject(Client& client, s3::S3Storage& storage, Written& object);
   Status WritePieces(WritableFile& file, const Written& object);
-  std::unique_ptr<s3::S3Storage> Open(Process* process, std::chrono::milliseconds patience);
+  std::unique_ptr<s3::S3Storage> Open(Process* process, std::chrono::milliseconds time);
   [[nodiscard]] bool MayHold(const std::string& name, const std::string* content) const;
   [[nodiscard]] std::string Held(const std::string& name);
   void JudgeSynced(const Written& object, const char* when);
@@ -88,11 +88,11 @@ std::string Run::Text(std::uint64_t size) {
   return text;
 }
 
-std::unique_ptr<s3::S3Storage> Run::Open(Process* process, std::chrono::milliseconds patience) {
+std::unique_ptr<s3::S3Storage> Run::Open(Process* process, std::chrono::milliseconds time) {
   s3::Settings settings;
   settings.endpoint = "http://server";
   settings.part_bytes = kPartBytes;
-  settings.retry.patience = patience;
+  settings.retry.time_limit = time;
   return std::make_unique<s3::S3Storage>(
       settings, [] { return s3::Credentials{"key", "secret", ""}; }, nullptr,
       [this, process](const s3::HttpRequest& request) { return network_->Send(process, request); });

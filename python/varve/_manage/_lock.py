@@ -14,15 +14,15 @@ _LOG = logging.getLogger("varve")
 
 #: Seconds in which the lock of a job that was killed becomes free: processes that it started may
 #: outlive it for a while.
-PATIENCE = 15.0
+LONGEST_WAIT = 15.0
 
 
 def take_lock(run: str) -> manage.RunLock | None:
     """Locks a run; None where it cannot be locked or written to, with a warning.
 
-    Raises PreconditionError, which names the other job, where that does not end in PATIENCE seconds.
+    Raises PreconditionError, which names the other job, where that does not end in LONGEST_WAIT seconds.
     """
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + LONGEST_WAIT
     waits = False
     while True:
         try:
@@ -34,7 +34,7 @@ def take_lock(run: str) -> manage.RunLock | None:
             if time.monotonic() >= until:
                 raise
             if not waits:
-                _LOG.warning("waiting %.0f s for the end of a job: %s", PATIENCE, error)
+                _LOG.warning("waiting %.0f s for the end of a job: %s", LONGEST_WAIT, error)
             waits = True
             time.sleep(0.2)
         except UnsupportedError as error:

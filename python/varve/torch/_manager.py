@@ -128,7 +128,7 @@ class TorchBackend:
         if self._executor != "process":
             raise InvalidArgumentError(
                 'protect: the manager was made with executor="thread"; only an agent '
-                '(executor="process") can write a copy when this job is gone'
+                '(executor="process") can write a copy when this job has exited'
             )
         known = self._options_for(state)
         options = {name: known[name] for name in _DEFER_OPTIONS & known.keys()}

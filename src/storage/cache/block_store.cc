@@ -204,7 +204,7 @@ Result<CacheLock> BlockStore::LockGroup(const BlockName& name) {
   const std::stop_token stop = CurrentStop();
   for (std::chrono::milliseconds wait = kFirst; ::flock(file.get(), LOCK_EX | LOCK_NB) != 0;
        wait = std::min(2 * wait, kLongest)) {
-    if ((errno != EWOULDBLOCK && errno != EINTR) || Now() - begun > options_.patience) {
+    if ((errno != EWOULDBLOCK && errno != EINTR) || Now() - begun > options_.time_limit) {
       return CacheLock();
     }
     VARVE_RETURN_IF_ERROR(CheckStop(stop));

@@ -18,7 +18,7 @@
 ///  5. Several processes want one block. Who would fetch takes the flock of the block's group,
 ///  looks
 ///     again, fetches and writes; the others wait for the lock and find the blocks. A lock ends
-///     with its process. Who has waited for `patience` fetches too: two writers of one block rename
+///     with its process. Who has waited for `time_limit` fetches too: two writers of one block rename
 ///     two whole files of the same content. The lock files stay; there are 1024 of them at most.
 ///  6. The directory grows. A process that has written 1/64 of the limit since it last looked adds
 ///     up all blocks; above 15/16 of the limit it removes those that were not used for longest,
@@ -50,7 +50,7 @@ struct CacheOptions {
   std::uint64_t max_bytes = std::uint64_t{64} << 30;   ///< Of all blocks with their headers.
   std::uint64_t block_bytes = std::uint64_t{1} << 20;  ///< The same for all users of a directory.
   std::uint64_t group_blocks = 8;  ///< So many blocks share a lock and are fetched at once at most.
-  std::chrono::milliseconds patience{60'000};  ///< For another process that fetches.
+  std::chrono::milliseconds time_limit{60'000};  ///< For another process that fetches.
 };
 
 /// A lock of the directory, as that of a group of blocks, kept until it is destroyed; movable, may

@@ -199,7 +199,7 @@ TEST_F(Caches, ThreadsThatWantOneBlockFetchItOnce) {
 
 TEST_F(Caches, WhoHasWaitedLongEnoughFetchesToo) {
   CacheOptions options = Options();
-  options.patience = std::chrono::milliseconds(10);
+  options.time_limit = std::chrono::milliseconds(10);
   BlockStore store(options);
   const auto file = ReadThrough(store, "https://h/f", remote_.Open());
   std::vector<FileDescriptor> locks;

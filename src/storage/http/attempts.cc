@@ -31,7 +31,7 @@ Status SleepUnlessStopped(std::chrono::milliseconds wait) {
 void ReportRetry(const Attempts& attempts, const Status& failure, const RequestState& state) {
   (void)Guarded([&] {
     if (EventsAreTaken()) {
-      const std::string when = state.is == RequestIs::kWait
+      const std::string when = state.is == RequestAction::kWait
                                    ? "in " + std::to_string(state.wait.count()) + " ms"
                                    : "for the region or the time that the server names";
       ReportEvent(
@@ -70,26 +70,26 @@ Result<HttpResponse> SendUntilAnswered(const Attempts& attempts, const SendFunct
   while (true) {
     Answer answer;
     auto response = send(&answer);
-    if (answer.is == AnswerIs::kTransient && attempts.tried_before != nullptr) {
+    if (answer.is == AnswerKind::kTransient && attempts.tried_before != nullptr) {
       *attempts.tried_before = true;
     }
-    if (answer.is == AnswerIs::kTransient && !first_failure) {
+    if (answer.is == AnswerKind::kTransient && !first_failure) {
       first_failure = Now();
     }
     const auto elapsed = first_failure ? Now() - *first_failure : TimePoint::duration::zero();
     state = Step(state, answer, attempts.policy, RandomNumber(),
                  std::chrono::duration_cast<std::chrono::milliseconds>(elapsed));
-    if (state.is == RequestIs::kDone) {
+    if (state.is == RequestAction::kDone) {
       return response;
     }
-    if (state.is == RequestIs::kFailed) {
+    if (state.is == RequestAction::kFailed) {
       return state.failures < 2
                  ? response.status()
                  : response.status().Annotate("given up after " + std::to_string(state.failures) +
                                               " tries");
     }
     ReportRetry(attempts, response.status(), state);
-    if (state.is == RequestIs::kWait) {
+    if (state.is == RequestAction::kWait) {
       VARVE_RETURN_IF_ERROR(SleepUnlessStopped(state.wait));
       state = TimePassed(state);
     }

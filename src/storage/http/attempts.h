@@ -22,9 +22,9 @@ struct Attempts {
 /// Sends the request once and says what came of it in its parameter.
 using SendFunction = std::function<Result<HttpResponse>(Answer*)>;
 
-/// Calls `send` until its answer is good or final, or the policy's patience ends. Every repetition
-/// is an event of the level WARNING. Blocks for the waits between. Errors: those of the last try;
-/// Cancelled within about 0.1 s of the calling thread's CurrentStop during a wait.
+/// Calls `send` until its answer is good or final, or the policy's time limit has passed. Every
+/// repetition is an event of the level WARNING. Blocks for the waits between. Errors: those of the
+/// last try; Cancelled within about 0.1 s of the calling thread's CurrentStop during a wait.
 Result<HttpResponse> SendUntilAnswered(const Attempts& attempts, const SendFunction& send);
 
 /// Returns how long a server asks to wait: whole seconds, or the time until an HTTP date by its own

@@ -117,7 +117,7 @@ Result<Settings> ReadSettings(const Environment& environment) {
                                                          kMost, "seconds"));
   settings.stall = std::chrono::seconds(stall.value_or(settings.stall.count()));
   if (retry) {
-    settings.retry.patience = std::chrono::seconds(*retry);
+    settings.retry.time_limit = std::chrono::seconds(*retry);
   }
   const std::string path =
       environment("NETRC").value_or(environment("HOME").value_or("") + "/.netrc");
@@ -176,12 +176,12 @@ Result<HttpResponse> WebClient::Follow(const Call& call) {
 }
 
 Result<HttpResponse> WebClient::SendOnce(const Call& call, Answer* answer) {
-  answer->is = AnswerIs::kFinal;
+  answer->is = AnswerKind::kFinal;
   const std::string request = NameOf(call.method, call.name, call.range);
   auto response = Follow(call);
   if (!response.ok()) {
     if (response.status().code() == StatusCode::kUnavailable) {
-      answer->is = AnswerIs::kTransient;
+      answer->is = AnswerKind::kTransient;
     }
     const bool names_it = response.status().message().find(call.name) != std::string::npos;
     return names_it ? response.status() : response.status().Annotate(request);
@@ -191,15 +191,15 @@ Result<HttpResponse> WebClient::SendOnce(const Call& call, Answer* answer) {
   }
   answer->is = Classify(response->status, "");
   answer->retry_after = RetryAfter(*response);
-  if (answer->is == AnswerIs::kGood && call.filled != nullptr && !call.filled->complete()) {
-    answer->is = AnswerIs::kTransient;
+  if (answer->is == AnswerKind::kGood && call.filled != nullptr && !call.filled->complete()) {
+    answer->is = AnswerKind::kTransient;
     return Unavailable(request + ": the server's answer ends early");
   }
-  if (answer->is == AnswerIs::kGood) {
+  if (answer->is == AnswerKind::kGood) {
     return response;
   }
   const Status refusal = Refusal(response->status, request);
-  return answer->is == AnswerIs::kTransient ? Unavailable(refusal.message()) : refusal;
+  return answer->is == AnswerKind::kTransient ? Unavailable(refusal.message()) : refusal;
 }
 
 Result<HttpResponse> WebClient::Send(const Call& call) {

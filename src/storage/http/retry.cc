@@ -26,37 +26,38 @@ constexpr int kServerError = 500;
 
 }  // namespace
 
-AnswerIs Classify(int status, std::string_view code) {
+AnswerKind Classify(int status, std::string_view code) {
   if (std::find(kTransientCodes.begin(), kTransientCodes.end(), code) != kTransientCodes.end()) {
-    return AnswerIs::kTransient;
+    return AnswerKind::kTransient;
   }
   if (status >= 200 && status < 300) {
-    return code.empty() ? AnswerIs::kGood : AnswerIs::kTransient;  // An error behind a status 200.
+    return code.empty() ? AnswerKind::kGood
+                        : AnswerKind::kTransient;  // An error behind a status 200.
   }
   switch (status) {
     case 0:
     case 408:
     case 409:  // A conflict with another request: nothing has been done.
-    case 429: return AnswerIs::kTransient;
+    case 429: return AnswerKind::kTransient;
     case 501:  // These say that the server cannot, now and later.
     case 505:
-    case 507: return AnswerIs::kFinal;
+    case 507: return AnswerKind::kFinal;
     // Others of 500 and above may come from what stands before the server (520 to 527 of
     // Cloudflare), after the request was carried out.
-    default: return status >= kServerError ? AnswerIs::kTransient : AnswerIs::kFinal;
+    default: return status >= kServerError ? AnswerKind::kTransient : AnswerKind::kFinal;
   }
 }
 
 RequestState Step(RequestState state, const Answer& answer, const RetryPolicy& policy,
                   std::uint64_t random, std::chrono::milliseconds elapsed) {
   switch (answer.is) {
-    case AnswerIs::kGood: state.is = RequestIs::kDone; return state;
-    case AnswerIs::kFinal: state.is = RequestIs::kFailed; return state;
-    case AnswerIs::kCorrected:
-      state.is =
-          ++state.corrections > policy.most_corrections ? RequestIs::kFailed : RequestIs::kSend;
+    case AnswerKind::kGood: state.is = RequestAction::kDone; return state;
+    case AnswerKind::kFinal: state.is = RequestAction::kFailed; return state;
+    case AnswerKind::kCorrected:
+      state.is = ++state.corrections > policy.most_corrections ? RequestAction::kFailed
+                                                               : RequestAction::kSend;
       return state;
-    case AnswerIs::kTransient: break;
+    case AnswerKind::kTransient: break;
   }
   ++state.failures;
   state.since_first_failure = elapsed;
@@ -64,12 +65,13 @@ RequestState Step(RequestState state, const Answer& answer, const RetryPolicy& p
   if (answer.retry_after) {
     state.wait = std::max(state.wait, std::min(*answer.retry_after, policy.longest));
   }
-  state.is = elapsed + state.wait > policy.patience ? RequestIs::kFailed : RequestIs::kWait;
+  state.is =
+      elapsed + state.wait > policy.time_limit ? RequestAction::kFailed : RequestAction::kWait;
   return state;
 }
 
 RequestState TimePassed(RequestState state) {
-  state.is = RequestIs::kSend;
+  state.is = RequestAction::kSend;
   state.wait = {};
   return state;
 }

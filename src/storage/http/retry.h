@@ -19,21 +19,21 @@ namespace varve::http {
 struct RetryPolicy {
   std::chrono::milliseconds first{100};
   std::chrono::milliseconds longest{20'000};
-  std::chrono::milliseconds patience{180'000};  ///< From the first failure on.
-  int most_corrections = 3;                     ///< Of region or clock.
+  std::chrono::milliseconds time_limit{180'000};  ///< From the first failure on.
+  int most_corrections = 3;                       ///< Of region or clock.
 };
 
-enum class RequestIs : std::uint8_t { kSend, kWait, kDone, kFailed };
+enum class RequestAction : std::uint8_t { kSend, kWait, kDone, kFailed };
 
 struct RequestState {
-  RequestIs is = RequestIs::kSend;
+  RequestAction is = RequestAction::kSend;
   int failures = 0;
   int corrections = 0;
   std::chrono::milliseconds since_first_failure{0};
   std::chrono::milliseconds wait{0};  ///< In kWait.
 };
 
-enum class AnswerIs : std::uint8_t {
+enum class AnswerKind : std::uint8_t {
   kGood,
   kFinal,      ///< The same request would be refused again.
   kTransient,  ///< No answer, or one of a server that has too much to do.
@@ -41,13 +41,13 @@ enum class AnswerIs : std::uint8_t {
 };
 
 struct Answer {
-  AnswerIs is = AnswerIs::kGood;
+  AnswerKind is = AnswerKind::kGood;
   std::optional<std::chrono::milliseconds> retry_after{};  ///< As the server asked.
 };
 
 /// Returns what an answer with this HTTP status and error code means. `status` is 0 where there was
 /// no whole answer; `code` is that of the XML body, also of one with status 200.
-AnswerIs Classify(int status, std::string_view code);
+AnswerKind Classify(int status, std::string_view code);
 
 /// Returns the state after an answer. `random` is uniform over all values; `elapsed` is the time
 /// since the first failure.

@@ -7,7 +7,7 @@
 #include "base/bytes.h"
 #include "base/events.h"
 #include "base/guarded.h"
-#include "base/patience.h"
+#include "base/retry_time.h"
 #include "base/time_source.h"
 #include "storage/objects/object_writer.h"
 #include "storage/objects/registry.h"
@@ -221,7 +221,7 @@ Result<bool> ObjectStorage::Obeys(const std::string& name) {
                      static_cast<std::uintptr_t>(Now().time_since_epoch().count()));
   VARVE_RETURN_IF_ERROR(calls_.Put(probe, AsByteSpan("first"), /*if_absent=*/false));
   const Status second = calls_.Put(probe, AsByteSpan("second"), /*if_absent=*/true);
-  const PatienceAfter patience(second);
+  const RetryTimeAfter bounded(second);
   const auto is_first = Holds(probe, "first");
   const Status removed = calls_.Remove({probe});
   VARVE_RETURN_IF_ERROR(is_first.status());
@@ -277,7 +277,7 @@ Status ObjectStorage::WriteIfAbsent(const std::string& name, std::string_view co
     if (written.ok() && obeys) {
       return written;
     }
-    const PatienceAfter patience(written);
+    const RetryTimeAfter bounded(written);
     const auto there = Holds(object, content);
     // "It exists" may be said of a write that is under way and fails: Azure's 409. Then there is
     // nothing, and another try can succeed.
@@ -295,7 +295,7 @@ Status ObjectStorage::Replace(const std::string& name, std::string_view content)
   if (written.ok()) {
     return written;
   }
-  const PatienceAfter patience(written);
+  const RetryTimeAfter bounded(written);
   const auto there = Holds(object, content);
   Status outcome = Outcome(object, CopyOf(written), there);
   // What was there before, or another's. A refusal may be that of a second try.

@@ -15,7 +15,7 @@
 
 #include "base/checksum.h"
 #include "base/guarded.h"
-#include "base/patience.h"
+#include "base/retry_time.h"
 #include "base/time_source.h"
 #include "storage/objects/upload_machine.h"
 
@@ -214,7 +214,7 @@ Status ObjectWriter::Upload(std::uint64_t index, std::span<const std::byte> byte
   }
   {
     std::unique_lock lock(mutex_);
-    Wait(changed_, lock, [&] { return state_.is != UploadIs::kBeginning; });
+    Wait(changed_, lock, [&] { return state_.is != UploadStep::kBeginning; });
     if (!TakePart(&state_, index)) {
       return Broken();
     }
@@ -299,7 +299,7 @@ Status ObjectWriter::Complete(std::uint64_t count) {
 /// Looks whether the object under the name is that of this upload. Returns `unclear` where it is
 /// not.
 Status ObjectWriter::Look(const Status& unclear) {
-  const PatienceAfter patience(unclear);
+  const RetryTimeAfter bounded(unclear);
   const auto there = calls_.Head(name_);
   const bool ours = there.ok() && there->mark == mark_;
   (void)Take(upload_event::Looked{ours});
@@ -319,10 +319,10 @@ Status ObjectWriter::Sync(std::uint64_t size) {
   bool small = size <= part_bytes_ && !parts_[0].full;
   {
     const std::scoped_lock lock(mutex_);
-    if (state_.is == UploadIs::kDone) {
+    if (state_.is == UploadStep::kDone) {
       return Internal(calls_.PathOf(name_) + ": synced twice");
     }
-    small = small && state_.is == UploadIs::kGathering;
+    small = small && state_.is == UploadStep::kGathering;
   }
   small = small && Take(upload_event::SyncedSmall{}) == UploadAction::kPut;
   VARVE_RETURN_IF_ERROR(small ? PutWhole(size) : UploadRest(size));

@@ -34,7 +34,7 @@ class ObjectWriters : public testing::Test {
   static s3::Settings SettingsOf(const S3Server& server) {
     s3::Settings settings;
     settings.endpoint = server.endpoint();
-    settings.retry.patience = std::chrono::milliseconds(0);
+    settings.retry.time_limit = std::chrono::milliseconds(0);
     return settings;
   }
   std::unique_ptr<WritableFile> Open(bool uploads = true) {

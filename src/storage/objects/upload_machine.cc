@@ -15,29 +15,29 @@ template <class... Functions>
 Overloaded(Functions...) -> Overloaded<Functions...>;
 
 UploadAction Break(UploadState* state) {
-  state->is = UploadIs::kBroken;
+  state->is = UploadStep::kBroken;
   return UploadAction::kNone;
 }
 
 UploadAction TakeFullPart(UploadState* state, std::uint64_t part) {
-  if (!state->parts.emplace(part, PartIs::kWaiting).second) {
+  if (!state->parts.emplace(part, PartState::kWaiting).second) {
     return Break(state);  // Written twice.
   }
   switch (state->is) {
-    case UploadIs::kGathering: state->is = UploadIs::kBeginning; return UploadAction::kBegin;
-    case UploadIs::kBeginning:
-    case UploadIs::kOpen:
-    case UploadIs::kBroken: return UploadAction::kNone;
+    case UploadStep::kGathering: state->is = UploadStep::kBeginning; return UploadAction::kBegin;
+    case UploadStep::kBeginning:
+    case UploadStep::kOpen:
+    case UploadStep::kBroken: return UploadAction::kNone;
     default: return Break(state);
   }
 }
 
 UploadAction TakeSentPart(UploadState* state, const PartSent& event) {
-  PartIs& part = state->parts[event.part];
-  if (part != PartIs::kSending) {
+  PartState& part = state->parts[event.part];
+  if (part != PartState::kSending) {
     return Break(state);
   }
-  part = PartIs::kSent;
+  part = PartState::kSent;
   state->uploaded[event.part] = event.uploaded;
   return UploadAction::kNone;
 }
@@ -46,41 +46,41 @@ UploadAction TakeSentPart(UploadState* state, const PartSent& event) {
 /// have been, too.
 UploadAction TakeParts(UploadState* state, std::uint64_t count) {
   state->uploaded.erase(state->uploaded.lower_bound(count), state->uploaded.end());
-  if (state->is != UploadIs::kOpen || state->uploaded.size() != count) {
+  if (state->is != UploadStep::kOpen || state->uploaded.size() != count) {
     return Break(state);
   }
-  state->is = UploadIs::kCompleting;
+  state->is = UploadStep::kCompleting;
   return UploadAction::kComplete;
 }
 
 UploadAction TakeCarried(UploadState* state) {
-  if (state->is != UploadIs::kPutting && state->is != UploadIs::kCompleting) {
+  if (state->is != UploadStep::kPutting && state->is != UploadStep::kCompleting) {
     return Break(state);
   }
-  state->is = UploadIs::kDone;
+  state->is = UploadStep::kDone;
   return UploadAction::kNone;
 }
 
 UploadAction TakeUnclear(UploadState* state) {
-  if (state->is != UploadIs::kCompleting) {
+  if (state->is != UploadStep::kCompleting) {
     return Break(state);
   }
-  state->is = UploadIs::kLooking;
+  state->is = UploadStep::kLooking;
   return UploadAction::kLook;
 }
 
 UploadAction TakeLooked(UploadState* state, bool ours) {
-  if (state->is != UploadIs::kLooking || !ours) {
+  if (state->is != UploadStep::kLooking || !ours) {
     return Break(state);
   }
-  state->is = UploadIs::kDone;
+  state->is = UploadStep::kDone;
   return UploadAction::kNone;
 }
 
 UploadAction TakeEnd(UploadState* state) {
-  const bool open = state->is != UploadIs::kDone && state->is != UploadIs::kEnded;
+  const bool open = state->is != UploadStep::kDone && state->is != UploadStep::kEnded;
   if (open) {
-    state->is = UploadIs::kEnded;
+    state->is = UploadStep::kEnded;
   }
   return open && !state->id.empty() ? UploadAction::kEnd : UploadAction::kNone;
 }
@@ -92,16 +92,16 @@ UploadAction Step(UploadState* state, const UploadEvent& event) {
                         [&](const PartIsFull& full) { return TakeFullPart(state, full.part); },
                         [&](const Begun& begun) {
                           state->id = begun.id;
-                          state->is = state->is == UploadIs::kBeginning ? UploadIs::kOpen
-                                                                        : UploadIs::kBroken;
+                          state->is = state->is == UploadStep::kBeginning ? UploadStep::kOpen
+                                                                          : UploadStep::kBroken;
                           return UploadAction::kNone;
                         },
                         [&](const PartSent& sent) { return TakeSentPart(state, sent); },
                         [&](const SyncedSmall&) {
-                          if (state->is != UploadIs::kGathering) {
+                          if (state->is != UploadStep::kGathering) {
                             return Break(state);
                           }
-                          state->is = UploadIs::kPutting;
+                          state->is = UploadStep::kPutting;
                           return UploadAction::kPut;
                         },
                         [&](const SyncedParts& synced) { return TakeParts(state, synced.count); },
@@ -116,11 +116,11 @@ UploadAction Step(UploadState* state, const UploadEvent& event) {
 
 bool TakePart(UploadState* state, std::uint64_t part) {
   const auto found = state->parts.find(part);
-  if (state->is != UploadIs::kOpen || found == state->parts.end() ||
-      found->second != PartIs::kWaiting) {
+  if (state->is != UploadStep::kOpen || found == state->parts.end() ||
+      found->second != PartState::kWaiting) {
     return false;
   }
-  found->second = PartIs::kSending;
+  found->second = PartState::kSending;
   return true;
 }
 

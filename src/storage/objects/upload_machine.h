@@ -32,7 +32,7 @@
 
 namespace varve {
 
-enum class UploadIs : std::uint8_t {
+enum class UploadStep : std::uint8_t {
   kGathering,
   kBeginning,
   kOpen,
@@ -44,12 +44,12 @@ enum class UploadIs : std::uint8_t {
   kEnded,
 };
 
-enum class PartIs : std::uint8_t { kWaiting, kSending, kSent };
+enum class PartState : std::uint8_t { kWaiting, kSending, kSent };
 
 struct UploadState {
-  UploadIs is = UploadIs::kGathering;
+  UploadStep is = UploadStep::kGathering;
   std::string id;                                 ///< Empty: not begun, as far as is known.
-  std::map<std::uint64_t, PartIs> parts;          ///< Those that are full, by number from 0 on.
+  std::map<std::uint64_t, PartState> parts;       ///< Those that are full, by number from 0 on.
   std::map<std::uint64_t, std::string> uploaded;  ///< What the store returned for those sent.
 };
 

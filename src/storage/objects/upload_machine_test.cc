@@ -30,9 +30,9 @@ TEST(Upload, OfOnePartIsAPut) {
   UploadState state;
   EXPECT_EQ(Step(&state, SyncedSmall{}), UploadAction::kPut);
   (void)Step(&state, Carried{});
-  EXPECT_EQ(state.is, UploadIs::kDone);
+  EXPECT_EQ(state.is, UploadStep::kDone);
   EXPECT_EQ(Step(&state, GivenUp{}), UploadAction::kNone);
-  EXPECT_EQ(state.is, UploadIs::kDone);
+  EXPECT_EQ(state.is, UploadStep::kDone);
 }
 
 TEST(Upload, IsBegunOnceByTheFirstFullPart) {
@@ -49,14 +49,14 @@ TEST(Upload, IsBegunOnceByTheFirstFullPart) {
 TEST(Upload, IsDoneWhenItsCompletionIsAnswered) {
   UploadState state = Completing();
   (void)Step(&state, Carried{});
-  EXPECT_EQ(state.is, UploadIs::kDone);
+  EXPECT_EQ(state.is, UploadStep::kDone);
 }
 
 TEST(Upload, IsNotDoneWhileAPartIsMissing) {
   UploadState state;
   Send(&state, 1);
   EXPECT_EQ(Step(&state, SyncedParts{2}), UploadAction::kNone);
-  EXPECT_EQ(state.is, UploadIs::kBroken);
+  EXPECT_EQ(state.is, UploadStep::kBroken);
 }
 
 TEST(Upload, LeavesOutPartsBehindTheEnd) {
@@ -73,7 +73,7 @@ TEST(Upload, WhoseCompletionIsUnclearIsWhatTheObjectSays) {
     UploadState state = Completing();
     EXPECT_EQ(Step(&state, Unclear{}), UploadAction::kLook);
     (void)Step(&state, Looked{ours});
-    EXPECT_EQ(state.is, ours ? UploadIs::kDone : UploadIs::kBroken);
+    EXPECT_EQ(state.is, ours ? UploadStep::kDone : UploadStep::kBroken);
     EXPECT_EQ(Step(&state, GivenUp{}), ours ? UploadAction::kNone : UploadAction::kEnd);
   }
 }
@@ -88,7 +88,7 @@ TEST(Upload, ThatWasRefusedOnceIsNeverCompleted) {
   EXPECT_EQ(Step(&state, PartIsFull{2}), UploadAction::kNone);
   EXPECT_FALSE(TakePart(&state, 2));
   EXPECT_EQ(Step(&state, SyncedParts{1}), UploadAction::kNone);
-  EXPECT_EQ(state.is, UploadIs::kBroken);
+  EXPECT_EQ(state.is, UploadStep::kBroken);
   EXPECT_EQ(Step(&state, GivenUp{}), UploadAction::kEnd);
   EXPECT_EQ(Step(&state, GivenUp{}), UploadAction::kNone);
 }
@@ -97,7 +97,7 @@ TEST(Upload, WithoutAnIdHasNothingToEnd) {
   UploadState state;
   (void)Step(&state, PartIsFull{0});
   (void)Step(&state, Unclear{});
-  EXPECT_EQ(state.is, UploadIs::kBroken);
+  EXPECT_EQ(state.is, UploadStep::kBroken);
   EXPECT_EQ(Step(&state, GivenUp{}), UploadAction::kNone);
 }
 
@@ -105,7 +105,7 @@ TEST(Upload, DoesNotTakeAPartTwice) {
   UploadState state;
   Send(&state, 0);
   EXPECT_EQ(Step(&state, PartIsFull{0}), UploadAction::kNone);
-  EXPECT_EQ(state.is, UploadIs::kBroken);
+  EXPECT_EQ(state.is, UploadStep::kBroken);
 }
 
 }  // namespace

@@ -18,10 +18,10 @@ struct S3Client::Call {
   NameValues headers{};
   std::span<const std::byte> body{};
   BodySink* sink = nullptr;
-  std::uint64_t sink_bytes = 0;                         // That the sink wants.
-  bool* tried_before = nullptr;                         // Set where a try had no certain end.
-  std::optional<std::chrono::milliseconds> patience{};  // Less than the settings'.
-  std::optional<std::chrono::seconds> stall{};          // Instead of the settings'.
+  std::uint64_t sink_bytes = 0;                           // That the sink wants.
+  bool* tried_before = nullptr;                           // Set where a try had no certain end.
+  std::optional<std::chrono::milliseconds> time_limit{};  // Less than the settings'.
+  std::optional<std::chrono::seconds> stall{};            // Instead of the settings'.
 
   /// Returns "PUT s3://bucket/key (part 3)".
   [[nodiscard]] std::string Name() const {

@@ -10,7 +10,7 @@
 #include "base/bytes.h"
 #include "base/events.h"
 #include "base/guarded.h"
-#include "base/patience.h"
+#include "base/retry_time.h"
 #include "base/time_source.h"
 #include "storage/s3/call.h"
 
@@ -22,10 +22,11 @@ constexpr std::string_view kUnsigned = "UNSIGNED-PAYLOAD";
 constexpr std::size_t kSmallBody = std::size_t{1} << 20;  // Whose SHA-256 is signed.
 
 /// Returns what an answer with this HTTP status says of the server's load.
-LoadIs LoadOf(int status) {
+ServerLoad LoadOf(int status) {
   constexpr int kTooManyRequests = 429;
   constexpr int kUnavailable = 503;
-  return status == kTooManyRequests || status == kUnavailable ? LoadIs::kTooMuch : LoadIs::kTaken;
+  return status == kTooManyRequests || status == kUnavailable ? ServerLoad::kTooMuch
+                                                              : ServerLoad::kTaken;
 }
 
 }  // namespace
@@ -193,7 +194,7 @@ Result<HttpResponse> S3Client::Perform(const Call& call, const HttpRequest& requ
   VARVE_ASSIGN_OR_RETURN(Permit permit,
                          traffic_->Begin(&load_, call.body.size() + call.sink_bytes));
   auto response = send_ ? send_(request) : http_.Perform(request);
-  const auto limit = permit.End(response.ok() ? LoadOf(response->status) : LoadIs::kUnknown);
+  const auto limit = permit.End(response.ok() ? LoadOf(response->status) : ServerLoad::kUnknown);
   if (limit) {
     (void)Guarded([&] {
       if (EventsAreTaken()) {
@@ -209,7 +210,7 @@ Result<HttpResponse> S3Client::Perform(const Call& call, const HttpRequest& requ
 }
 
 Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
-  answer->is = AnswerIs::kFinal;
+  answer->is = AnswerKind::kFinal;
   VARVE_ASSIGN_OR_RETURN(const Credentials credentials, credentials_());
   const Told told = ToldOf(call.object.bucket);
   HttpRequest request = Signed(call, credentials, told);
@@ -217,7 +218,7 @@ Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
   auto response = Perform(call, request);
   if (!response.ok()) {
     const bool transport = response.status().code() == StatusCode::kUnavailable;
-    answer->is = transport ? AnswerIs::kTransient : AnswerIs::kFinal;
+    answer->is = transport ? AnswerKind::kTransient : AnswerKind::kFinal;
     return response.status().Annotate(PathOf(call.object));
   }
   NoteTime(*response);
@@ -226,45 +227,46 @@ Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
     error = ParseError(response->body);
   }
   answer->is = http::Classify(response->status, error.code);
-  if (answer->is == AnswerIs::kGood) {
+  if (answer->is == AnswerKind::kGood) {
     return response;
   }
-  if (answer->is == AnswerIs::kFinal && Correct(call, *response, error, told)) {
-    answer->is = AnswerIs::kCorrected;
+  if (answer->is == AnswerKind::kFinal && Correct(call, *response, error, told)) {
+    answer->is = AnswerKind::kCorrected;
   }
   answer->retry_after = http::RetryAfter(*response);
   const bool lists_uploads =
       call.method == "GET" && !call.query.empty() && call.query.front().first == "uploads";
   const Status refusal = Refusal(response->status, error, call.Name(), lists_uploads);
-  return answer->is == AnswerIs::kTransient ? Unavailable(refusal.message()) : refusal;
+  return answer->is == AnswerKind::kTransient ? Unavailable(refusal.message()) : refusal;
 }
 
 Result<HttpResponse> S3Client::Send(const Call& call) {
-  ScopedPatience* const patience = CurrentPatience();
-  if (patience == nullptr) {
-    return SendPatiently(call);
+  ScopedRetryTime* const scope = CurrentRetryTime();
+  if (scope == nullptr) {
+    return SendWithRetries(call);
   }
-  if (patience->left() <= std::chrono::milliseconds(0)) {
+  if (scope->left() <= std::chrono::milliseconds(0)) {
     return Unavailable(call.Name() + " was not sent: requests before it got no answer");
   }
   Call hurried = call;
-  hurried.patience = std::min(call.patience.value_or(settings_.retry.patience), patience->left());
+  hurried.time_limit =
+      std::min(call.time_limit.value_or(settings_.retry.time_limit), scope->left());
   // A third: one request without an answer leaves time for others.
-  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(patience->left());
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(scope->left());
   hurried.stall = std::min(call.stall.value_or(settings_.stall),
                            std::max(seconds / 3, std::chrono::seconds(1)));
   const TimePoint begin = Now();
-  auto response = SendPatiently(hurried);
+  auto response = SendWithRetries(hurried);
   if (response.status().code() == StatusCode::kUnavailable) {
-    patience->Spend(std::chrono::duration_cast<std::chrono::milliseconds>(Now() - begin));
+    scope->Spend(std::chrono::duration_cast<std::chrono::milliseconds>(Now() - begin));
   }
   return response;
 }
 
-Result<HttpResponse> S3Client::SendPatiently(const Call& call) {
+Result<HttpResponse> S3Client::SendWithRetries(const Call& call) {
   http::Attempts attempts{[&call] { return call.Name(); }, settings_.retry, call.tried_before};
-  attempts.policy.patience =
-      std::min(attempts.policy.patience, call.patience.value_or(attempts.policy.patience));
+  attempts.policy.time_limit =
+      std::min(attempts.policy.time_limit, call.time_limit.value_or(attempts.policy.time_limit));
   return http::SendUntilAnswered(attempts, [&](Answer* answer) { return SendOnce(call, answer); });
 }
 

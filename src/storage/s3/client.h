@@ -76,9 +76,9 @@ class S3Client final : public ObjectStore {
   Status ListPages(const std::string& prefix, std::string_view delimiter,
                    const std::function<void(const ListPage&)>& take);
   Result<std::vector<StoreEntry>> ListUploads(const std::string& prefix);
-  /// Within the calling thread's CurrentPatience.
+  /// Within the calling thread's CurrentRetryTime.
   Result<HttpResponse> Send(const Call& call);
-  Result<HttpResponse> SendPatiently(const Call& call);
+  Result<HttpResponse> SendWithRetries(const Call& call);
   Result<HttpResponse> SendOnce(const Call& call, Answer* answer);
   Result<HttpResponse> Perform(const Call& call, const HttpRequest& request);
   /// What a bucket's server has told of itself, as a request was signed with it.

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "base/bytes.h"
-#include "base/patience.h"
+#include "base/retry_time.h"
 #include "support/s3_server.h"
 #include "support/status_matchers.h"
 #include "varve/events.h"
@@ -65,8 +65,9 @@ class S3Clients : public testing::Test {
     Settings settings;
     settings.endpoint = server_.endpoint();
     settings.stall = std::chrono::seconds(5);
-    settings.retry = {
-        .first = milliseconds(1), .longest = milliseconds(5'000), .patience = milliseconds(20'000)};
+    settings.retry = {.first = milliseconds(1),
+                      .longest = milliseconds(5'000),
+                      .time_limit = milliseconds(20'000)};
     return settings;
   }
   static CredentialsFunction Keys() {
@@ -205,7 +206,7 @@ TEST_F(S3Clients, SayWhatToDoAboutKeysThatHaveEnded) {
 // Every event, and every error of every request, after every kind of failure.
 TEST_F(S3Clients, TellNoKeyAndNoSignature) {
   Settings settings = Quick();
-  settings.retry.patience = milliseconds(40);
+  settings.retry.time_limit = milliseconds(40);
   const std::vector<std::string> parts;
   std::vector<std::string> told;
   std::string signature;
@@ -343,18 +344,18 @@ TEST_F(S3Clients, CanBeStoppedWhileTheyWaitForTheirTurn) {
   EXPECT_EQ(PutText(client).code(), StatusCode::kCancelled);
 }
 
-// A failed save removes its objects by many requests. A server that is gone answers none of them.
+// A failed save removes its objects by many requests. A server that is lost answers none of them.
 // Without a common limit each request would wait as long as the one that failed.
-TEST_F(S3Clients, SpendLittlePatienceInAllOnWhatCouldBeLeftUndone) {
+TEST_F(S3Clients, SpendLittleTimeInAllOnWhatCouldBeLeftUndone) {
   Settings settings = Quick();
   settings.retry.longest = milliseconds(5);
   S3Client client(settings, Keys());
   server_.SetScript([](const S3Request&, int) { return S3Fault::kResetBefore; });
-  const ScopedPatience around(milliseconds(400));
+  const ScopedRetryTime around(milliseconds(400));
   {
-    const ScopedPatience patience(milliseconds(200));
+    const ScopedRetryTime time(milliseconds(200));
     EXPECT_TRUE(FailsWith(PutText(client), StatusCode::kUnavailable, {"given up after"}));
-    while (patience.left() > milliseconds(0)) {
+    while (time.left() > milliseconds(0)) {
       EXPECT_EQ(PutText(client).code(), StatusCode::kUnavailable);
     }
     const int requests = server_.requests();
@@ -364,14 +365,14 @@ TEST_F(S3Clients, SpendLittlePatienceInAllOnWhatCouldBeLeftUndone) {
   EXPECT_LE(around.left(), milliseconds(200));
 }
 
-TEST_F(S3Clients, SpendNoPatienceOnAServerThatAnswers) {
+TEST_F(S3Clients, SpendNoTimeOnAServerThatAnswers) {
   S3Client client(Quick(), Keys());
-  const ScopedPatience patience(milliseconds(5'000));
+  const ScopedRetryTime time(milliseconds(5'000));
   AnswerFirst(ErrorAnswer(500, "InternalError"));
   for (int i = 0; i < 20; ++i) {
     EXPECT_TRUE(IsOk(PutText(client)));
   }
-  EXPECT_EQ(patience.left(), milliseconds(5'000));
+  EXPECT_EQ(time.left(), milliseconds(5'000));
 }
 
 }  // namespace

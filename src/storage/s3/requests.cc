@@ -306,7 +306,7 @@ Status S3Client::EndUpload(const std::string& name, const std::string& upload,
   Call call{.method = "DELETE", .object = ObjectOf(name), .query = {{"uploadId", upload}}};
   if (parts == nullptr) {
     constexpr std::chrono::seconds kShort{5};  // Who gives an upload up does not wait for it.
-    call.patience = kShort;
+    call.time_limit = kShort;
     call.stall = kShort;
     const Status aborted = Send(call).status();
     return aborted.code() == StatusCode::kNotFound ? Status::Ok() : aborted;

@@ -9,7 +9,7 @@
 namespace varve::s3 {
 
 using http::Answer;
-using http::AnswerIs;
+using http::AnswerKind;
 using http::BodySink;
 using http::HeaderLine;
 using http::HttpClient;

@@ -117,11 +117,10 @@ Result<std::string> CheckEndpoint(std::string endpoint, bool tls) {
 
 Status ReadLimits(const Environment& environment, Settings* settings) {
   VARVE_ASSIGN_OR_RETURN(const auto stall, Number(environment, "VARVE_S3_STALL_TIMEOUT", kSeconds));
-  VARVE_ASSIGN_OR_RETURN(const auto patience,
-                         Number(environment, "VARVE_S3_RETRY_TIMEOUT", kSeconds));
+  VARVE_ASSIGN_OR_RETURN(const auto limit, Number(environment, "VARVE_S3_RETRY_TIMEOUT", kSeconds));
   settings->stall = std::chrono::seconds(stall.value_or(settings->stall.count()));
-  if (patience) {
-    settings->retry.patience = std::chrono::seconds(*patience);
+  if (limit) {
+    settings->retry.time_limit = std::chrono::seconds(*limit);
   }
   VARVE_ASSIGN_OR_RETURN(const auto connections,
                          Number(environment, "VARVE_S3_MAX_CONNECTIONS", kConnections));

@@ -18,17 +18,17 @@ std::uint64_t Begin(ConcurrencyState* state) {
   return state->round;
 }
 
-bool End(ConcurrencyState* state, std::uint64_t round, LoadIs load) {
+bool End(ConcurrencyState* state, std::uint64_t round, ServerLoad load) {
   --state->in_flight;
   switch (load) {
-    case LoadIs::kUnknown: return false;
-    case LoadIs::kTaken:
+    case ServerLoad::kUnknown: return false;
+    case ServerLoad::kTaken:
       if (state->limit < state->most && ++state->good_since_change >= state->limit) {
         ++state->limit;
         state->good_since_change = 0;
       }
       return false;
-    case LoadIs::kTooMuch: break;
+    case ServerLoad::kTooMuch: break;
   }
   if (round != state->round) {
     return false;

@@ -22,7 +22,7 @@ struct ConcurrencyState {
   std::uint64_t round = 0;    ///< How often the limit was halved.
 };
 
-enum class LoadIs : std::uint8_t {
+enum class ServerLoad : std::uint8_t {
   kTaken,    ///< The server has answered, well or with a refusal of its own.
   kTooMuch,  ///< The server asks to slow down.
   kUnknown,  ///< No answer. Says nothing about the server's load.
@@ -37,6 +37,6 @@ ConcurrencyState Unloaded(int most);
 std::uint64_t Begin(ConcurrencyState* state);
 
 /// Takes the end of a request that began in `round`. Returns true where the limit was halved.
-bool End(ConcurrencyState* state, std::uint64_t round, LoadIs load);
+bool End(ConcurrencyState* state, std::uint64_t round, ServerLoad load);
 
 }  // namespace varve::s3

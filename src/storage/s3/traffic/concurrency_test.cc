@@ -7,7 +7,7 @@
 namespace varve::s3::concurrency_test {
 namespace {
 
-void Answer(ConcurrencyState* state, LoadIs load) { (void)End(state, Begin(state), load); }
+void Answer(ConcurrencyState* state, ServerLoad load) { (void)End(state, Begin(state), load); }
 
 TEST(Concurrency, BeginsAtTheMostOfTheSettings) {
   ConcurrencyState state = Unloaded(3);
@@ -25,19 +25,19 @@ TEST(Concurrency, IsHalvedOnceForARoundOfRefusals) {
   for (int i = 0; i < 16; ++i) {
     rounds.push_back(Begin(&state));
   }
-  EXPECT_TRUE(End(&state, rounds[0], LoadIs::kTooMuch));
+  EXPECT_TRUE(End(&state, rounds[0], ServerLoad::kTooMuch));
   for (int i = 1; i < 16; ++i) {
-    EXPECT_FALSE(End(&state, rounds[static_cast<std::size_t>(i)], LoadIs::kTooMuch));
+    EXPECT_FALSE(End(&state, rounds[static_cast<std::size_t>(i)], ServerLoad::kTooMuch));
   }
   EXPECT_EQ(state.limit, 8);
-  Answer(&state, LoadIs::kTooMuch);
+  Answer(&state, ServerLoad::kTooMuch);
   EXPECT_EQ(state.limit, 4);
 }
 
 TEST(Concurrency, NeverFallsBelowOne) {
   ConcurrencyState state = Unloaded(4);
   for (int i = 0; i < 10; ++i) {
-    Answer(&state, LoadIs::kTooMuch);
+    Answer(&state, ServerLoad::kTooMuch);
   }
   EXPECT_EQ(state.limit, 1);
   EXPECT_TRUE(MayBegin(state));
@@ -45,25 +45,25 @@ TEST(Concurrency, NeverFallsBelowOne) {
 
 TEST(Concurrency, GrowsByOneForAsManyGoodAnswersAsItAllows) {
   ConcurrencyState state = Unloaded(8);
-  Answer(&state, LoadIs::kTooMuch);
+  Answer(&state, ServerLoad::kTooMuch);
   ASSERT_EQ(state.limit, 4);
   for (int i = 0; i < 3; ++i) {
-    Answer(&state, LoadIs::kTaken);
+    Answer(&state, ServerLoad::kTaken);
   }
   EXPECT_EQ(state.limit, 4);
-  Answer(&state, LoadIs::kTaken);
+  Answer(&state, ServerLoad::kTaken);
   EXPECT_EQ(state.limit, 5);
   for (int i = 0; i < 100; ++i) {
-    Answer(&state, LoadIs::kTaken);
+    Answer(&state, ServerLoad::kTaken);
   }
   EXPECT_EQ(state.limit, 8);
 }
 
 TEST(Concurrency, NoAnswerChangesNothing) {
   ConcurrencyState state = Unloaded(8);
-  Answer(&state, LoadIs::kTooMuch);
+  Answer(&state, ServerLoad::kTooMuch);
   for (int i = 0; i < 20; ++i) {
-    Answer(&state, LoadIs::kUnknown);
+    Answer(&state, ServerLoad::kUnknown);
   }
   EXPECT_EQ(state.limit, 4);
   EXPECT_EQ(state.in_flight, 0);
@@ -84,11 +84,11 @@ TEST(Concurrency, SettlesBelowWhatAServerTakes) {
         taken.push_back(round);
       } else {
         ++refused;
-        (void)End(&state, round, LoadIs::kTooMuch);
+        (void)End(&state, round, ServerLoad::kTooMuch);
       }
     }
     at_once += static_cast<double>(taken.size());
-    (void)End(&state, taken.front(), LoadIs::kTaken);
+    (void)End(&state, taken.front(), ServerLoad::kTaken);
     taken.pop_front();
     ASSERT_GE(state.limit, 1);
     ASSERT_LE(state.limit, 64);

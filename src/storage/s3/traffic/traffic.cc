@@ -32,9 +32,9 @@ Permit::Permit(Permit&& other) noexcept
       round_(other.round_),
       slot_(other.slot_) {}
 
-Permit::~Permit() { (void)End(LoadIs::kUnknown); }
+Permit::~Permit() { (void)End(ServerLoad::kUnknown); }
 
-std::optional<int> Permit::End(LoadIs load) {
+std::optional<int> Permit::End(ServerLoad load) {
   Traffic* const traffic = std::exchange(traffic_, nullptr);
   return traffic == nullptr ? std::nullopt : traffic->End(server_, round_, slot_, load);
 }
@@ -85,12 +85,12 @@ Result<Permit> Traffic::Begin(Load* server, std::uint64_t bytes) {
 }
 
 std::optional<int> Traffic::End(Load* server, std::uint64_t round, std::optional<int> slot,
-                                LoadIs load) {
+                                ServerLoad load) {
   if (slot) {
     slots_.GiveBack(*slot);
   }
   const std::scoped_lock lock(mutex_);
-  (void)s3::End(&process_wide_.state, 0, LoadIs::kUnknown);
+  (void)s3::End(&process_wide_.state, 0, ServerLoad::kUnknown);
   const bool halved = s3::End(&server->state, round, load);
   changed_.notify_all();
   return halved ? std::optional(server->state.limit) : std::nullopt;

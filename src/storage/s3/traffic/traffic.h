@@ -33,7 +33,7 @@ struct Load {
 
 class Traffic;
 
-/// One request on its way. The destructor ends it as LoadIs::kUnknown.
+/// One request on its way. The destructor ends it as ServerLoad::kUnknown.
 class Permit {
  public:
   Permit(Permit&& other) noexcept;
@@ -43,7 +43,7 @@ class Permit {
   ~Permit();
 
   /// Ends the request. Returns the new limit where the server's answer has halved it.
-  std::optional<int> End(LoadIs load);
+  std::optional<int> End(ServerLoad load);
 
  private:
   friend class Traffic;
@@ -70,7 +70,8 @@ class Traffic {
  private:
   friend class Permit;
   Status WaitForTurn(std::uint64_t bytes);
-  std::optional<int> End(Load* server, std::uint64_t round, std::optional<int> slot, LoadIs load);
+  std::optional<int> End(Load* server, std::uint64_t round, std::optional<int> slot,
+                         ServerLoad load);
 
   NodeSlots slots_;
   NodePace node_pace_;
