@@ -190,32 +190,6 @@ def background_in(ranks: Coordinator | None, timeout: float) -> Channel | None:
     return ranks.background(timeout) if isinstance(ranks, Channel) else None
 
 
-def make_gloo_group(process_group: Any, timeout: float) -> Any:
-    """Returns a gloo group of the same ranks, registered with torch.distributed. Collective.
-
-    Torch's own way names a group after a count that is local to a rank; ranks that belong to different
-    numbers of groups would wait for each other without end. Here rank 0 names it.
-    """
-    with collective(process_group, timeout, "make a group for saves") as channel:
-        if channel is None:
-            return None
-        rank = channel.rank
-        name = channel.share(f"varve-{os.urandom(8).hex()}".encode(), timeout).decode()
-    c10d = dist.distributed_c10d
-    ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-    group, _ = c10d._new_process_group_helper(
-        len(ranks),
-        rank,
-        ranks,
-        dist.Backend("gloo"),
-        _store(),
-        group_name=name,  # type: ignore[arg-type]
-        timeout=c10d.default_pg_timeout,
-    )
-    c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
-    return group
-
-
 def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
 

@@ -27,11 +27,11 @@ from varve.torch.dcp._by_engine import check_stager, engine_takes, save_by_engin
 from varve.torch.dcp._by_thread import save_by_thread
 from varve.torch.dcp._by_torch import save_by_torch, torch_async_save
 from varve.torch.dcp._compat import arguments_of
-from varve.torch.dcp._errors import Group
 from varve.torch.dcp._events import logged
 from varve.torch.dcp._executors import in_turn
 from varve.torch.dcp._functions import _find, _name
 from varve.torch.dcp._job import Job
+from varve.torch.dcp._ranks import Group
 from varve.torch.dcp._writer import FileSystemWriter
 
 #: Torch 2.6 saves in threads only and has no name for it.

@@ -18,7 +18,7 @@ from torch.distributed._shard.sharded_tensor import (  # type: ignore[attr-defin
     ShardedTensor,
 )
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.tensor import DTensor
@@ -33,16 +33,14 @@ from varve.torch._handle import SaveHandle
 from varve.torch._shards import NUMBERS
 from varve.torch._stager import Stager, close_made, stager_of
 from varve.torch._tensors import TorchArrays
-from varve.torch.dcp._errors import CheckpointError, Group, agree, checkpoint_error
+from varve.torch.dcp._errors import checkpoint_error, wrapped
 from varve.torch.dcp._events import Step, log_step
 from varve.torch.dcp._job import AsyncSave, Job
 from varve.torch.dcp._metadata import metadata_of_save
 from varve.torch.dcp._names import is_object
 from varve.torch.dcp._publish import is_replaceable
+from varve.torch.dcp._ranks import TIMEOUT, Group, together
 from varve.torch.dcp._writer import FileSystemWriter
-
-#: Seconds that ranks wait for each other, as in `varve.torch.async_save`.
-_TIMEOUT = 1800.0
 
 #: The owner of the stagers that are made here.
 _OWNER = "varve.torch.dcp"
@@ -73,12 +71,12 @@ def engine_takes(job: Job, executor: str, stager: Any) -> bool:
             _tensors_of(job)  # In an object store torch's process saves.
             mine = True
         if mine and executor == "process":
-            stager_of(job.group.process_group, executor, _TIMEOUT, _OWNER)  # Starts the agent.
+            stager_of(job.group.process_group, executor, TIMEOUT, _OWNER)  # Starts the agent.
     if job.group.alone:
         return mine
     what = name_of("begin a save of", getattr(job.writer, "path", ""))
-    with collective(job.group.process_group, _TIMEOUT, what) as coordinator:
-        return mine if coordinator is None else coordinator.all_true(mine, _TIMEOUT)
+    with collective(job.group.process_group, TIMEOUT, what) as coordinator:
+        return mine if coordinator is None else coordinator.all_true(mine, TIMEOUT)
 
 
 def save_by_engine(job: Job, executor: str) -> AsyncSave:
@@ -92,7 +90,7 @@ def save_by_engine(job: Job, executor: str) -> AsyncSave:
             handle.add_done_callback(lambda _: stager._failures.take())  # The future raises it.
             return handle
 
-        return with_shared(job.group.process_group, executor, _TIMEOUT, begin_quietly, _OWNER)
+        return with_shared(job.group.process_group, executor, TIMEOUT, begin_quietly, _OWNER)
 
     return _save(job, path, start)
 
@@ -120,13 +118,9 @@ def save_by_stager(job: Job, stager: Stager) -> AsyncSave:
         job.reset()
     except Exception as error:
         job.failure = job.failure or error
-    try:
-        agree(job.what, "state_dict", job.failure, job.group)
-    except CheckpointError as error:
-        out = AsyncSave()
-        out.set_exception(error)
-        out.staging_completion.set_exception(error)
-        return out
+    failed = job.failed()
+    if failed is not None:
+        return failed
     obstacle = None
     try:
         if not job.use_collectives:
@@ -137,7 +131,9 @@ def save_by_stager(job: Job, stager: Stager) -> AsyncSave:
         stager.memory_budget  # noqa: B018  Raises for one that is closed.
     except Exception as error:  # The others are about to wait for this rank.
         obstacle = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
-    for rank, reason in enumerate(_gathered(job.group, obstacle)):
+    with together(job.what, job.group) as ranks:
+        every = ranks.combine("plan", lambda: obstacle, lambda given: [given] * ranks.size)
+    for rank, reason in enumerate(every):
         if reason is not None:
             raise UnsupportedError(
                 f"{job.what}: a varve.torch.Stager saves by the engine's own plan; rank {rank}: "
@@ -151,23 +147,14 @@ def close_stagers() -> None:
     close_made(_OWNER)
 
 
-def _gathered(group: Group, answer: Any) -> list[Any]:
-    """Returns the answers of all ranks, by rank."""
-    if group.alone:
-        return [answer]
-    answers: list[Any] = [None] * group.size
-    dist.all_gather_object(answers, answer, group.process_group)
-    return answers
-
-
 def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSave:
     """Saves a state that the engine takes; `start` calls its argument with the stager to save on."""
     state = job.state
     assert state is not None
 
     def begin(stager: Stager) -> SaveHandle:
-        with collective(stager.process_group, _TIMEOUT, name_of("save", path)) as coordinator:
-            save = _core.SaveOptions(format="dcp", overwrite=job.writer.overwrite, timeout=_TIMEOUT)
+        with collective(stager.process_group, TIMEOUT, name_of("save", path)) as coordinator:
+            save = _core.SaveOptions(format="dcp", overwrite=job.writer.overwrite, timeout=TIMEOUT)
             options = background.AsyncSaveOptions(save=save)
             return Save(SaveHandle, state, path, None, False, "log", options).start(
                 stager, coordinator
@@ -211,8 +198,8 @@ def _as_torchs(job: Job, error: BaseException, rank: int) -> BaseException:
         failures |= error.of_ranks
         rank = rank if error.rank is None else error.rank
     failures = failures or {rank: error}
-    wrapped = {failed: _wrap_exception(cause) for failed, cause in failures.items()}
-    return checkpoint_error(job.what, CheckpointException("write", wrapped), job.group.rank)
+    of_ranks = {failed: wrapped(cause) for failed, cause in failures.items()}
+    return checkpoint_error(job.what, CheckpointException("write", of_ranks), job.group.rank)
 
 
 def _leaves_ranks_out(group: Group) -> bool:

@@ -12,9 +12,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import StorageWriter
 
-from varve.torch.dcp._errors import Group, checkpoint_error
-from varve.torch.dcp._failed import FailedWriter
+from varve.torch.dcp._errors import checkpoint_error
 from varve.torch.dcp._job import Job
+from varve.torch.dcp._ranks import Group
 from varve.torch.dcp._writer import FileSystemWriter
 
 #: Without its own log events: this package logs them already.
@@ -23,19 +23,16 @@ torch_async_save: Any = inspect.unwrap(state_dict_saver.async_save)
 
 def save_by_torch(job: Job, options: dict[str, Any]) -> Any:
     """Saves by torch's `async_save`, with these further arguments."""
-    if job.state is None:
-        # The others are going to wait for this rank in their threads.
-        assert job.failure is not None
-        options.pop("async_stager", None)
-        made = torch_async_save({}, storage_writer=FailedWriter(job.failure), **options)
-    else:
-        made = torch_async_save(
-            job.state,
-            checkpoint_id=job.checkpoint_id,
-            storage_writer=job.writer,
-            planner=job.planner,
-            **options,
-        )
+    failed = job.failed()
+    if failed is not None:
+        return failed
+    made = torch_async_save(
+        job.state,
+        checkpoint_id=job.checkpoint_id,
+        storage_writer=job.writer,
+        planner=job.planner,
+        **options,
+    )
     response: Any = made
     if isinstance(made, Future):
         return _translated(job.what, job.group, made, job.writer)

@@ -23,9 +23,15 @@ from varve.torch.dcp._index import complete
 from varve.torch.dcp._names import Names, is_object, is_ours, name_of
 from varve.torch.dcp._plain_plan import PlainSavePlanner, has_methods_of_its_own
 from varve.torch.dcp._publish import Publication, begin
-from varve.torch.dcp._replicas import can_compare, differing, fingerprints, warn_of
-from varve.torch.dcp._same_call import Sent, check_arrived
-from varve.torch.dcp._same_call import begin as begin_call
+from varve.torch.dcp._replicas import (
+    Sent,
+    begin_call,
+    can_compare,
+    check_arrived,
+    differing,
+    fingerprints,
+    warn_of,
+)
 from varve.torch.dcp._write import split, write_files
 
 _COPY_AHEAD = 10_000_000
