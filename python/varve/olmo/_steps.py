@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from varve import errors
@@ -48,6 +48,16 @@ class Steps:
     def first(self, what: str, function: Callable[[], Any]) -> Any:
         """Calls a function on rank 0, and returns what it gave on every rank."""
         return self.each(what, lambda: function() if self.rank == 0 else None)[0]
+
+    def error_of(self, what: str, causes: Mapping[int, BaseException]) -> BaseException:
+        """Returns what this rank raises, as `each` does, where these ranks have failed."""
+        own = causes.get(self.rank)
+        if own is not None:
+            return _told(own) if isinstance(own, Exception) else own
+        rank = min(causes)
+        cause = causes[rank]
+        told = _told(cause) if isinstance(cause, Exception) else cause
+        return _kind(type(told).__name__)(f"{what}: rank {rank}: {told}", rank=rank)
 
     def _exchange(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
         if self.coordinator is None:

@@ -108,7 +108,9 @@ def save_plain(
             _as_they_are(planner),
             together(what, group, coordinator) as ranks,
         ):
-            return save_steps(ranks, group, plain, writer, planner, use_collectives, failure)
+            return save_steps(
+                ranks, group.process_group, plain, writer, planner, use_collectives, failure
+            )
     except BaseException:
         if isinstance(writer, FileSystemWriter):
             writer.abandon()
@@ -188,7 +190,7 @@ def load_plain(
 ) -> None:
     """Loads into a state whose objects have been asked for theirs, or reports a failure to all ranks."""
     with collector_at_rest(), _as_they_are(planner), together(what, group, coordinator) as ranks:
-        load_steps(ranks, group, plain, reader, planner, failure)
+        load_steps(ranks, group.process_group, plain, reader, planner, failure)
 
 
 def save_state_dict(

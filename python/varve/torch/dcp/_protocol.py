@@ -18,14 +18,14 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 from varve.torch.dcp._events import log_step
-from varve.torch.dcp._ranks import Group, Ranks
+from varve.torch.dcp._ranks import Ranks
 
 _T = TypeVar("_T")
 
 
 def save_steps(
     ranks: Ranks,
-    group: Group,
+    process_group: Any,
     state: dict[str, Any],
     writer: StorageWriter,
     planner: SavePlanner | None,
@@ -34,11 +34,11 @@ def save_steps(
 ) -> Metadata:
     """Saves a state by a planner and a writer. Collective.
 
-    Without `use_collectives` each rank is its own coordinator, and the ranks learn at the end whether all have
+    `process_group` is for torch's log events. Without `use_collectives` each rank is its own coordinator, and the ranks learn at the end whether all have
     succeeded. A rank with a `failure` of its own takes part, to report it to the others.
     """
     own: Any = planner if planner is not None else DefaultSavePlanner()
-    step = _Steps(group, writer)
+    step = _Steps(process_group, writer)
     made: list[Metadata] = []
 
     def local_step() -> Any:
@@ -79,7 +79,7 @@ def save_steps(
 
 def load_steps(
     ranks: Ranks,
-    group: Group,
+    process_group: Any,
     state: dict[str, Any],
     reader: StorageReader,
     planner: LoadPlanner | None,
@@ -87,7 +87,7 @@ def load_steps(
 ) -> None:
     """Loads into a state by a planner and a reader. Collective. `failure` is as in `save_steps`."""
     own: Any = planner if planner is not None else DefaultLoadPlanner()
-    step = _Steps(group, reader)
+    step = _Steps(process_group, reader)
 
     def local_step() -> Any:
         if failure is not None:
@@ -110,12 +110,12 @@ def load_steps(
 class _Steps:
     """Runs steps between torch's log events for them."""
 
-    def __init__(self, group: Group, storage: Any) -> None:
+    def __init__(self, process_group: Any, storage: Any) -> None:
         self._fields: dict[str, Any] = {"log_exceptions": False}
         checkpoint_id = getattr(storage, "checkpoint_id", None)
         if checkpoint_id is not None:
-            ranks = group.process_group
-            self._fields |= {"checkpoint_id": checkpoint_id, "process_group": ranks}
+            named = {"checkpoint_id": checkpoint_id, "process_group": process_group}
+            self._fields |= named
 
     def __call__(self, step: Callable[..., _T], *arguments: Any) -> _T:
         return log_step(step.__name__, lambda: step(*arguments), **self._fields)
