@@ -2,13 +2,12 @@
 
 A stager writes what the engine lays out itself. So it takes saves for which torch's default planner would
 name the same entries, of values that need no pickle, by one file for each rank. The ranks agree on it in
-the call, over a channel of their own: a rank that went another way would be waited for. With a stager of
-the caller's, all else is refused.
+the call: a rank that went another way would be waited for. With a stager of the caller's, all else is
+refused.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +36,6 @@ from varve.torch.dcp._errors import checkpoint_error, wrapped
 from varve.torch.dcp._events import Step, log_step
 from varve.torch.dcp._job import AsyncSave, Job
 from varve.torch.dcp._metadata import metadata_of_save
-from varve.torch.dcp._names import is_object
 from varve.torch.dcp._publish import is_replaceable
 from varve.torch.dcp._ranks import TIMEOUT, Group, together
 from varve.torch.dcp._writer import FileSystemWriter
@@ -64,19 +62,15 @@ def engine_takes(job: Job, executor: str, stager: Any) -> bool:
     """
     if not job.use_collectives or _leaves_ranks_out(job.group):
         return False  # The same on all ranks.
-    mine = False
-    # The way that is taken instead reports an error, to all ranks.
-    with contextlib.suppress(Exception), collector_at_rest():
-        if stager is None and not (executor == "process" and is_object(job.path)):
-            _tensors_of(job)  # In an object store torch's process saves.
-            mine = True
-        if mine and executor == "process":
+
+    def check() -> None:
+        if stager is not None:
+            raise UnsupportedError("a stager of the caller's makes the copy")
+        _check_taken(job)
+        if executor == "process":
             stager_of(job.group.process_group, executor, TIMEOUT, _OWNER)  # Starts the agent.
-    if job.group.alone:
-        return mine
-    what = name_of("begin a save of", getattr(job.writer, "path", ""))
-    with collective(job.group.process_group, TIMEOUT, what) as coordinator:
-        return mine if coordinator is None else coordinator.all_true(mine, TIMEOUT)
+
+    return not any(_obstacles(job, check))  # Errors are reported by the other way.
 
 
 def save_by_engine(job: Job, executor: str) -> AsyncSave:
@@ -121,19 +115,16 @@ def save_by_stager(job: Job, stager: Stager) -> AsyncSave:
     failed = job.failed()
     if failed is not None:
         return failed
-    obstacle = None
-    try:
+
+    def check() -> None:
         if not job.use_collectives:
             raise UnsupportedError("use_collectives=False")
         if _leaves_ranks_out(job.group):
             raise UnsupportedError("no_dist=True, and a stager's ranks save together")
-        _tensors_of(job)
+        _check_taken(job)
         stager.memory_budget  # noqa: B018  Raises for one that is closed.
-    except Exception as error:  # The others are about to wait for this rank.
-        obstacle = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
-    with together(job.what, job.group) as ranks:
-        every = ranks.combine("plan", lambda: obstacle, lambda given: [given] * ranks.size)
-    for rank, reason in enumerate(every):
+
+    for rank, reason in enumerate(_obstacles(job, check)):
         if reason is not None:
             raise UnsupportedError(
                 f"{job.what}: a varve.torch.Stager saves by the engine's own plan; rank {rank}: "
@@ -145,6 +136,18 @@ def save_by_stager(job: Job, stager: Stager) -> AsyncSave:
 def close_stagers() -> None:
     """Waits for the saves of the stagers that were made here, and closes them."""
     close_made(_OWNER)
+
+
+def _obstacles(job: Job, check: Callable[[], None]) -> list[str | None]:
+    """Returns why the engine does not take the save, by rank; None where nothing is in the way. Collective."""
+    obstacle = None
+    try:
+        with collector_at_rest():
+            check()
+    except Exception as error:  # The others are about to wait for this rank.
+        obstacle = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+    with together(job.what, job.group) as ranks:
+        return ranks.combine("plan", lambda: obstacle, lambda given: [given] * ranks.size)
 
 
 def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSave:
@@ -207,11 +210,8 @@ def _leaves_ranks_out(group: Group) -> bool:
     return group.alone and dist.is_available() and dist.is_initialized()
 
 
-def _tensors_of(job: Job) -> list[torch.Tensor]:
-    """This rank's tensors of a save that the engine makes as torch's planner and the writer would.
-
-    Raises UnsupportedError: why it would make another one.
-    """
+def _check_taken(job: Job) -> None:
+    """Raises UnsupportedError where the engine would make another save than torch's planner and the writer."""
     if not _writes_plainly(job):
         raise UnsupportedError(
             "the storage is not a FileSystemWriter of varve.torch.dcp with one file for each rank, "
@@ -238,7 +238,6 @@ def _tensors_of(job: Job) -> list[torch.Tensor]:
         raise UnsupportedError(
             "the state has arrays or tensors that torch's planner takes for values"
         )
-    return tensors
 
 
 def _parts(tensor: Any) -> list[Any]:

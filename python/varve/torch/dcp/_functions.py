@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint._storage_utils import _storage_setup
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
@@ -20,7 +19,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 from varve._engine import collector_at_rest
 from varve.errors import InvalidArgumentError
-from varve.torch.dcp._compat import storage_may_come_second
+from varve.torch.dcp._compat import fsspec_storage, storage_may_come_second
 from varve.torch.dcp._events import log_step, logged
 from varve.torch.dcp._names import is_ours
 from varve.torch.dcp._plain_plan import PlainLoadPlanner, PlainSavePlanner
@@ -285,25 +284,22 @@ def _is_stateful(value: Any) -> bool:
 
 
 def _find(checkpoint_id: _Id, kind: type[_T], reader: bool) -> Any:
-    """Returns the storage for an id: Varve's for paths, else torch's, which may raise."""
+    """Returns the storage for an id: Varve's for paths and s3:// names, torch's over fsspec for other schemes."""
     text = os.fsdecode(checkpoint_id) if checkpoint_id else ""
-    if text and is_ours(text):
+    if not text:
+        kind_of = "storage_reader" if reader else "storage_writer"
+        raise RuntimeError(f"give a checkpoint_id or a {kind_of}")  # The class is torch's.
+    if is_ours(text):
         return kind(checkpoint_id)  # type: ignore[call-arg]
-    if text and not _fsspec_serves(text):
+    fsspec = fsspec_storage(reader)
+    if fsspec is None or not fsspec.validate_checkpoint_id(text):
         raise InvalidArgumentError(
             f'{text}: no storage serves the scheme "{text.split("://")[0]}://". Paths, file:// and '
             f"s3:// are Varve's; {_fsspec_schemes()}"
         )
-    return _storage_setup(None, checkpoint_id, reader)
-
-
-def _fsspec_serves(url: str) -> bool:
-    """Returns True where torch's storage over fsspec takes the URL."""
-    try:
-        module: Any = importlib.import_module("torch.distributed.checkpoint._fsspec_filesystem")
-    except Exception:  # As torch itself: fsspec is not installed, or fails to be imported.
-        return False
-    return bool(module.FileSystem.validate_checkpoint_id(url))
+    storage = fsspec(checkpoint_id)
+    storage.reset(checkpoint_id)
+    return storage
 
 
 def _fsspec_schemes() -> str:
