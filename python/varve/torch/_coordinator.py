@@ -67,12 +67,12 @@ def _group_of(process_group: Any) -> _Group:
 
 
 def _look_up(key: str) -> Any:
-    store = _store()
+    store = job_store()
     return store.get(key) if store.check([key]) else None
 
 
 def _publish(key: str, value: bytes) -> None:
-    _store().set(key, value)
+    job_store().set(key, value)
 
 
 def _reason(error: BaseException) -> str:
@@ -190,7 +190,8 @@ def background_in(ranks: Coordinator | None, timeout: float) -> Channel | None:
     return ranks.background(timeout) if isinstance(ranks, Channel) else None
 
 
-def _store() -> Any:
+def job_store() -> Any:
+    """Returns the store of the job; torch has no public name for it (2.6 to 2.13)."""
     return dist.distributed_c10d._get_default_store()
 
 

@@ -13,10 +13,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed._shard.sharded_tensor import (  # type: ignore[attr-defined]
-    ShardedTensor,
-)
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner
@@ -29,9 +25,10 @@ from varve.errors import Error, InvalidArgumentError, UnsupportedError
 from varve.torch._background import Save, with_shared
 from varve.torch._coordinator import collective, name_of
 from varve.torch._handle import SaveHandle
-from varve.torch._shards import NUMBERS
+from varve.torch._shards import NUMBERS, ShardedTensor
 from varve.torch._stager import Stager, close_made, stager_of
 from varve.torch._tensors import TorchArrays
+from varve.torch.dcp._compat import flatten_state_dict
 from varve.torch.dcp._errors import checkpoint_error, wrapped
 from varve.torch.dcp._events import Step, log_step
 from varve.torch.dcp._job import AsyncSave, Job

@@ -11,6 +11,26 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+__all__ = [
+    "StorageInfo",
+    "copy_state_dict",
+    "create_cpu_state_dict",
+    "flatten_state_dict",
+    "fsspec_storage",
+    "storage_may_come_second",
+]
+
+#: Torch's copy of a state dict, in two steps, which knows all its classes of tensors.
+copy_state_dict = _copy_state_dict
+create_cpu_state_dict = _create_cpu_state_dict
+
+#: The place of an entry in a checkpoint's files: what `Metadata.storage_data` has, and so every index.
+StorageInfo = _StorageInfo
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

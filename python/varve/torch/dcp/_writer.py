@@ -50,7 +50,7 @@ _claims: weakref.WeakValueDictionary[tuple[int, str], FileSystemWriter] = (
 
 
 @dataclasses.dataclass
-class Place(filesystem._StoragePrefix):
+class Place:
     """The place where a rank is to write; the coordinator sends it in SavePlan.storage_data.
 
     Planners that cache plans throw away a plan that has not changed and take the one of an earlier
@@ -58,6 +58,8 @@ class Place(filesystem._StoragePrefix):
     place that arrived last is right, whatever plan the planner then uses.
     """
 
+    prefix: str
+    """What the names of the rank's files begin with."""
     directory: str
     """As the coordinator sees it."""
     first: int
