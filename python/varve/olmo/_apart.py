@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -22,7 +21,6 @@ from torch.futures import Future
 from varve.olmo._steps import Steps
 from varve.torch.dcp._index import complete
 from varve.torch.dcp._protocol import save_steps
-from varve.torch.dcp._ranks import Ranks
 from varve.torch.dcp._write import write_files
 
 
@@ -90,10 +88,6 @@ def write_dcp(folder: Path, state: dict[str, Any], steps: Steps) -> list[Path]:
         The files that this rank has written, synced.
     """
     writer = _Writer(folder, steps.rank)
-    try:
-        with torch.no_grad():
-            save_steps(Ranks(steps.coordinator), None, state, writer, DefaultSavePlanner())
-    except CheckpointException as error:
-        causes = {rank: cause for rank, (cause, _) in error.failures.items()}
-        raise steps.error_of(f"write {folder}", causes) from None
+    with steps.raising_alike(f"write {folder}"), torch.no_grad():
+        save_steps(steps.ranks, None, state, writer, DefaultSavePlanner())
     return sorted(writer.written)
