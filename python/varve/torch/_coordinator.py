@@ -101,21 +101,28 @@ def collective(process_group: Any, timeout: float, what: str) -> Iterator[Channe
     until = time.monotonic() + timeout
     with _held(group, timeout, what):
         channel = group.channel
-        try:
+        with left_in_order(channel):
             left = until - time.monotonic()
             channel.enter(what, timeout, left, group.key, _look_up, _publish)
             yield channel
-        except BaseException as error:
-            cause = None
-            if isinstance(error, UnavailableError):
-                if channel.cause is not None:  # The engine has it from rank 0, and names that.
-                    error.rank = channel.cause
-                cause = error.rank
-            channel.leave(_reason(error), cause)
-            channel.flush(_FLUSH)
-            raise
-        channel.leave("", None)
+
+
+@contextlib.contextmanager
+def left_in_order(channel: Channel) -> Iterator[None]:
+    """Leaves the call of a channel; an error of the block is sent to the ranks that still wait for this one."""
+    try:
+        yield
+    except BaseException as error:
+        cause = None
+        if isinstance(error, UnavailableError):
+            if channel.cause is not None:  # The engine has it from rank 0, and names that.
+                error.rank = channel.cause
+            cause = error.rank
+        channel.leave(_reason(error), cause)
         channel.flush(_FLUSH)
+        raise
+    channel.leave("", None)
+    channel.flush(_FLUSH)
 
 
 def _has_others(process_group: Any) -> bool:

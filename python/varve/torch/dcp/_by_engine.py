@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.tensor import DTensor
@@ -29,7 +28,7 @@ from varve.torch._shards import NUMBERS, ShardedTensor
 from varve.torch._stager import Stager, close_made, stager_of
 from varve.torch._tensors import TorchArrays
 from varve.torch.dcp._compat import flatten_state_dict
-from varve.torch.dcp._errors import checkpoint_error, wrapped
+from varve.torch.dcp._errors import from_engine
 from varve.torch.dcp._events import Step, log_step
 from varve.torch.dcp._job import AsyncSave, Job
 from varve.torch.dcp._metadata import metadata_of_save
@@ -180,7 +179,7 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
             except Exception as error:
                 failure, rank = error, job.group.rank
         if failure is not None:
-            failure = _as_torchs(job, failure, rank)
+            failure = from_engine(job.what, "write", failure, rank, job.group.rank)
         step.end(failure)
         if metadata is not None:
             out.set_result(metadata)
@@ -189,17 +188,6 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
 
     handle.add_done_callback(end)
     return out
-
-
-def _as_torchs(job: Job, error: BaseException, rank: int) -> BaseException:
-    """The CheckpointError for an error of the engine; `rank` failed where the error names none."""
-    failures: dict[int, BaseException] = {}
-    if isinstance(error, Error):
-        failures |= error.of_ranks
-        rank = rank if error.rank is None else error.rank
-    failures = failures or {rank: error}
-    of_ranks = {failed: wrapped(cause) for failed, cause in failures.items()}
-    return checkpoint_error(job.what, CheckpointException("write", of_ranks), job.group.rank)
 
 
 def _leaves_ranks_out(group: Group) -> bool:

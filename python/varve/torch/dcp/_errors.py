@@ -79,6 +79,16 @@ def checkpoint_error(what: str, error: CheckpointException, rank: int = 0) -> Ba
     return made
 
 
+def from_engine(what: str, step: str, error: BaseException, rank: int, own: int) -> BaseException:
+    """Returns the same for an error of the engine; `rank` failed where it names none, and this one is `own`."""
+    failures: dict[int, BaseException] = {}
+    if isinstance(error, Error):
+        failures |= error.of_ranks
+        rank = rank if error.rank is None else error.rank
+    causes = {failed: wrapped(cause) for failed, cause in (failures or {rank: error}).items()}
+    return checkpoint_error(what, CheckpointException(step, causes), own)
+
+
 def portable(error: BaseException) -> BaseException:
     """Returns the exception, or one with its message that other ranks can unpickle."""
     try:

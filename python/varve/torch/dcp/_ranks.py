@@ -23,8 +23,14 @@ from torch.distributed.checkpoint.api import WRAPPED_EXCEPTION, CheckpointExcept
 from varve._core import Channel
 from varve._warn import warn
 from varve.errors import Error, UnavailableError
-from varve.torch._coordinator import ALONE, collective, make_background, name_of
-from varve.torch.dcp._errors import checkpoint_error, portable, wrapped
+from varve.torch._coordinator import (
+    ALONE,
+    collective,
+    left_in_order,
+    make_background,
+    name_of,
+)
+from varve.torch.dcp._errors import checkpoint_error, from_engine, portable, wrapped
 from varve.torch.dcp._events import FILE
 
 _T = TypeVar("_T")
@@ -32,9 +38,6 @@ _R = TypeVar("_R")
 
 #: Seconds that a rank waits for each message of the others, as in `varve.torch.save`.
 TIMEOUT = 1800.0
-
-#: Seconds in which the last messages leave, before a channel of a background is closed.
-_FLUSH = 5.0
 
 
 class Group:
@@ -79,12 +82,14 @@ class Group:
             with collective(ranks, TIMEOUT, call_of(what)) as channel:
                 yield channel
             return
+        if self._channel is None:
+            yield None
+            return
         try:
-            yield self._channel
+            with left_in_order(self._channel):
+                yield self._channel
         finally:
-            if self._channel is not None:
-                self._channel.flush(_FLUSH)
-                self._channel.hang_up()
+            self._channel.hang_up()
 
 
 class Ranks:
@@ -142,11 +147,10 @@ class Ranks:
 
     def _gathered(self, mine: _Attempt) -> list[Any] | None:
         """Returns the parts of all ranks on the coordinator; None on other ranks."""
-        channel = self._channel
-        if channel is None:
+        if self._channel is None:
             return [mine]
         if self.rank != 0:
-            channel.send(0, mine.packed(), TIMEOUT)
+            self._send(0, mine.packed())
             if not self.is_coordinator:
                 return None
             return [mine if one is None else one for one in self._receive(0)]
@@ -155,18 +159,17 @@ class Ranks:
             return [mine, *(pickle.loads(one) for one in every[1:])]
         every[0], every[self._coordinator] = mine.packed(), None
         made = [None if one is None else pickle.loads(one) for one in every]
-        channel.send(self._coordinator, pickle.dumps(made), TIMEOUT)
+        self._send(self._coordinator, pickle.dumps(made))
         return None
 
     def _scattered(self, replies: list[Any] | None) -> Any:
         """Returns this rank's of the coordinator's replies."""
-        channel = self._channel
-        if channel is None:
+        if self._channel is None:
             assert replies is not None
             return replies[0]
         if self.rank != 0:
             if replies is not None:
-                channel.send(0, pickle.dumps(replies), TIMEOUT)
+                self._send(0, pickle.dumps(replies))
             reply = self._receive(0)
             return reply if replies is None else replies[self.rank]
         if replies is None:
@@ -176,20 +179,31 @@ class Ranks:
             reply = replies[rank]
             if id(reply) not in packed:
                 packed[id(reply)] = pickle.dumps(reply)
-            channel.send(rank, packed[id(reply)], TIMEOUT)
+            self._send(rank, packed[id(reply)])
         return replies[0]
 
     def _receive(self, rank: int) -> Any:
         return pickle.loads(self._message(rank))
 
     def _message(self, rank: int) -> bytes:
-        channel = self._channel
-        assert channel is not None
-        try:
-            return channel.receive(rank, TIMEOUT)
-        except UnavailableError as error:  # Rank 0 may have it from another rank.
-            error.rank = rank if channel.cause is None else channel.cause
-            raise
+        assert self._channel is not None
+        with _about(rank):
+            return self._channel.receive(rank, TIMEOUT)
+
+    def _send(self, rank: int, message: bytes) -> None:
+        assert self._channel is not None
+        with _about(rank):
+            self._channel.send(rank, message, TIMEOUT)
+
+
+@contextlib.contextmanager
+def _about(rank: int) -> Iterator[None]:
+    """Names the rank in an error; rank 0 may have it from another one, which `left_in_order` names."""
+    try:
+        yield
+    except UnavailableError as error:
+        error.rank = rank
+        raise
 
 
 class _Attempt:
@@ -213,19 +227,17 @@ def together(what: str, group: Group, coordinator: int = 0) -> Iterator[Ranks]:
 
     Raises the exception of a step, or of the channel, as `checkpoint_error` makes it.
     """
-    failure: CheckpointException | None = None
+    failure: BaseException | None = None
     try:
         with group._entered(what) as channel:
             try:
                 yield Ranks(channel, coordinator)
-            except CheckpointException as error:
-                failure = error  # All ranks have it: this one leaves as if nothing were wrong.
+            except CheckpointException as error:  # All ranks have it: this one leaves in order.
+                failure = checkpoint_error(what, error, group.rank)
     except Error as error:  # A rank is lost, or in another call.
-        lost = group.rank if error.rank is None else error.rank
-        failure = CheckpointException("wait", {lost: wrapped(error)})
+        failure = from_engine(what, "wait", error, group.rank, group.rank)
     if failure is not None:
-        made = checkpoint_error(what, failure, group.rank)
-        raise made from made.__cause__
+        raise failure from failure.__cause__
 
 
 def call_of(what: str) -> str:
