@@ -99,6 +99,16 @@ def test_a_failure_before_the_first_step_or_after_the_last_is_raised_on_every_ra
     run_ranks(2, jobs.fail_around, str(tmp_path / "step"))
 
 
+def test_a_writer_that_loses_a_plan_fails_the_save(tmp_path: Path) -> None:
+    class Losing(dcp.FileSystemWriter):
+        def prepare_global_plan(self, plans: Any) -> Any:
+            return super().prepare_global_plan(plans)[1:]
+
+    with pytest.raises(dcp.CheckpointError, match="made 0 plans for 1 ranks"):
+        dcp.save({"w": torch.ones(2)}, storage_writer=Losing(tmp_path / "step"))
+    assert os.listdir(tmp_path) == []
+
+
 def test_with_torchs_own_save_a_failure_frees_the_name_for_the_next_save(tmp_path: Path) -> None:
     path = str(tmp_path / "step")
     run_ranks(2, jobs.fail_under_torch, path)

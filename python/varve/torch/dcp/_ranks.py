@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.api import WRAPPED_EXCEPTION, CheckpointExcept
 
 from varve._core import Channel
 from varve._warn import warn
-from varve.errors import Error, UnavailableError
+from varve.errors import Error, InvalidArgumentError, UnavailableError
 from varve.torch._coordinator import (
     ALONE,
     collective,
@@ -115,19 +115,21 @@ class Ranks:
 
         Raises CheckpointException, with the name of the step, on all ranks.
         """
-        replies: list[Any] | None = None
+        reply: Any = None
+        packed: list[bytes] | None = None
         parts = self._gathered(self._attempt(part))
         if parts is not None:
             failures = {rank: one.failure for rank, one in enumerate(parts) if one.failure}
             if not failures:
-                joined = self._attempt(lambda: join([one.value for one in parts]))
+                joined = self._attempt(lambda: self._packed(join([one.value for one in parts])))
                 if joined.failure:
                     failures[self.rank] = joined.failure
                 else:
-                    replies = joined.value
+                    reply, packed = joined.value
             if failures:
-                replies = [CheckpointException(step, failures)] * self.size
-        reply = self._scattered(replies)
+                reply, packed = self._packed([CheckpointException(step, failures)] * self.size)
+        if self._channel is not None:
+            reply = self._scattered(reply, packed)
         if isinstance(reply, CheckpointException):
             raise reply
         made: _R = reply
@@ -162,25 +164,30 @@ class Ranks:
         self._send(self._coordinator, pickle.dumps(made))
         return None
 
-    def _scattered(self, replies: list[Any] | None) -> Any:
-        """Returns this rank's of the coordinator's replies."""
-        if self._channel is None:
-            assert replies is not None
-            return replies[0]
-        if self.rank != 0:
-            if replies is not None:
-                self._send(0, pickle.dumps(replies))
-            reply = self._receive(0)
-            return reply if replies is None else replies[self.rank]
-        if replies is None:
-            replies = self._receive(self._coordinator)
+    def _packed(self, replies: list[Any]) -> tuple[Any, list[bytes]]:
+        """Returns this rank's reply, and those to the others as messages."""
+        if len(replies) != self.size:
+            raise InvalidArgumentError(f"made {len(replies)} plans for {self.size} ranks")
         packed: dict[int, bytes] = {}  # Replies to all ranks are often one object.
-        for rank in range(1, self.size):
-            reply = replies[rank]
-            if id(reply) not in packed:
+        for rank, reply in enumerate(replies):
+            if rank != self.rank and id(reply) not in packed:
                 packed[id(reply)] = pickle.dumps(reply)
-            self._send(rank, packed[id(reply)])
-        return replies[0]
+        return replies[self.rank], [packed.get(id(reply), b"") for reply in replies]
+
+    def _scattered(self, reply: Any, packed: list[bytes] | None) -> Any:
+        """Returns this rank's of the coordinator's replies, which the coordinator gives."""
+        if self.rank != 0:
+            if packed is None:
+                return self._receive(0)
+            self._send(0, pickle.dumps(packed))
+            return reply
+        if packed is None:
+            packed = self._receive(self._coordinator)
+            reply = pickle.loads(packed[0])
+        for rank in range(1, self.size):
+            if rank != self._coordinator:
+                self._send(rank, packed[rank])
+        return reply
 
     def _receive(self, rank: int) -> Any:
         return pickle.loads(self._message(rank))
