@@ -44,10 +44,14 @@ def save_steps(
     def local_step() -> Any:
         if failure is not None:
             raise failure
-        arguments: dict[str, Any] = {"state_dict": state, "is_coordinator": ranks.is_coordinator}
         if "storage_meta" in inspect.signature(own.set_up_planner).parameters:
-            arguments["storage_meta"] = writer.storage_meta()  # Older planners do not take it.
-        own.set_up_planner(**arguments)
+            own.set_up_planner(
+                state_dict=state,
+                storage_meta=writer.storage_meta(),
+                is_coordinator=ranks.is_coordinator,
+            )
+        else:  # A planner for an older torch.
+            own.set_up_planner(state, ranks.is_coordinator)
         _set_up(writer.set_up_storage_writer, (ranks.is_coordinator,), ranks, use_collectives)
         return writer.prepare_local_plan(own.create_local_plan())
 
