@@ -16,7 +16,6 @@
 #include "publish/files_commit.h"
 #include "save/dcp_file.h"
 #include "save/dcp_index.h"
-#include "save/dcp_receipt.h"
 
 namespace varve::python {
 namespace {

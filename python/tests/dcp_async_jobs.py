@@ -47,9 +47,8 @@ class Opaque:
 
 
 def async_process(rank: int, size: int, agent: str, path: str, value: Any, layout: Layout) -> str:
-    """Saves by a process: one that works, one over it, and one that fails."""
+    """Saves where a process is asked for: one that works, one over it, and one that fails."""
     os.environ["VARVE_AGENT_DIR"] = agent
-    os.environ["MASTER_ADDR"] = "localhost"
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
     options = {"async_checkpointer_type": AsyncCheckpointerType.PROCESS}

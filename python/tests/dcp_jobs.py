@@ -358,6 +358,22 @@ def fail_under_torch(rank: int, size: int, path: str) -> None:
     torch_dcp.save({"w": torch.ones(3)}, storage_writer=dcp.FileSystemWriter(path))
 
 
+class Dying(DefaultSavePlanner):
+    """Ends its process while the ranks write."""
+
+    def resolve_data(self, write_item: Any) -> Any:
+        os._exit(1)
+
+
+def die_in_a_save(rank: int, size: int, path: str, victim: int, in_background: bool) -> None:
+    state = {f"w{rank}": torch.ones(100)}
+    planner = Dying() if rank == victim else None
+    if in_background:
+        dcp.async_save(state, checkpoint_id=path, planner=planner).result()
+    else:
+        dcp.save(state, checkpoint_id=path, planner=planner)
+
+
 # More of the interface.
 
 

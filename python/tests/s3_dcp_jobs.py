@@ -28,8 +28,7 @@ def save_dcp(
     elif how == "format by the agent":
         options: dict[str, Any] = {"format": "dcp", "overwrite": True, "executor": "process"}
         varve.torch.async_save(state, path, **options).result(300.0)
-    elif how == "by torch's process":
-        os.environ["MASTER_ADDR"] = "localhost"
+    elif how == "by the agent":
         kind = state_dict_saver.AsyncCheckpointerType.PROCESS
         save = varve.torch.dcp.async_save(state, checkpoint_id=path, async_checkpointer_type=kind)
         save.result(300.0)

@@ -107,7 +107,7 @@ def test_a_failed_background_save_is_raised_by_the_next_call_on_all_ranks(tmp_pa
 def test_a_store_takes_the_keys_of_4096_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     # TCPStore refuses keys of more than 8 KiB; the numbers of 4,096 ranks alone are 20 KiB.
     store = dist.TCPStore("127.0.0.1", 0, None, True, datetime.timedelta(seconds=30))
-    monkeypatch.setattr(_coordinator, "_store", lambda: store)
+    monkeypatch.setattr(_coordinator, "job_store", lambda: store)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     group = _coordinator._Group(tuple(range(4096)))
     before = store.num_keys()

@@ -25,7 +25,7 @@ WAYS = [
     "plain",
     "format by the agent",
     "in the background",
-    "by torch's process",
+    "by the agent",
     "by threads",
     "installed",
 ]

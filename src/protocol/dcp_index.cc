@@ -5,7 +5,6 @@
 #include <string>
 
 #include "save/dcp_index.h"
-#include "save/dcp_receipt.h"
 #include "varve/metadata.h"
 #include "varve/value.h"
 

@@ -1,18 +1,55 @@
 #include <utility>
 
+#include "base/bytes.h"
 #include "interop/torch/encode.h"
 #include "protocol/dcp_index.h"
-#include "protocol/place.h"
 #include "publish/files_commit.h"
+#include "save/dcp_file.h"
 #include "save/dcp_index.h"
-#include "save/dcp_items.h"
-#include "save/dcp_receipt.h"
 #include "varve/protocol/file_system.h"
 #include "varve/storage.h"
 #include "varve/value.h"
 
 namespace varve::protocol {
 namespace {
+
+/// The place to which a rank writes: the message of the coordinator's FileSystemWriter to those of
+/// the other ranks, in SavePlan::storage_data.
+struct Place {
+  /// The name of the staging directory, beside the checkpoint's; or of the checkpoint's own.
+  std::string directory;
+  bool is_below = false;  ///< It is below the checkpoint's own, and there with its first file.
+  std::uint32_t rank = 0;
+  std::uint64_t number = 0;  ///< Of the rank's file.
+};
+
+std::string EncodePlace(const Place& place) {
+  Bytes bytes;
+  ByteWriter out(&bytes);
+  out.String(place.directory);
+  out.U8(place.is_below ? 1 : 0);
+  out.Varint(place.rank);
+  out.Varint(place.number);
+  return bytes;
+}
+
+/// Errors: InvalidArgument for bytes that are not of a FileSystemWriter.
+Result<Place> DecodePlace(std::string_view bytes) {
+  ByteReader in(bytes);
+  Place place;
+  place.directory = in.String();
+  place.is_below = in.U8() != 0;
+  place.rank = static_cast<std::uint32_t>(in.Varint());
+  place.number = in.Varint();
+  // The name must not lead anywhere else.
+  if (!in.Finish().ok() || place.directory.empty() ||
+      place.directory.find('/') != std::string::npos) {
+    return InvalidArgument(
+        "the plan does not say where to write: its storage_data, as PrepareGlobalPlan made it, was "
+        "lost on the way");
+  }
+  return place;
+}
 
 /// Returns a value as torch.save would store it.
 Result<std::string> ArchiveOf(const WriteItem& item, std::string_view encoded) {
@@ -121,7 +158,7 @@ Result<std::vector<WriteResult>> FileSystemWriter::WriteData(const SavePlan& pla
   options.stop = options_.stop;
   const std::string path = JoinPath(directory, DcpFileName(place.rank, place.number));
   VARVE_ASSIGN_OR_RETURN(const DcpFile written,
-                         WriteDcpItems(storage_, path, items, options).Annotate(path));
+                         WriteDcpFile(path, items, options, storage_).Annotate(path));
   return ResultsOf(plan, written);
 }
 

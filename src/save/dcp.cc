@@ -22,7 +22,6 @@
 #include "interop/torch/encode.h"
 #include "save/dcp_index.h"
 #include "save/dcp_items.h"
-#include "save/dcp_receipt.h"
 #include "save/written_format.h"
 #include "tensor/box.h"
 #include "varve/value.h"

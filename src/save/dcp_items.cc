@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/checked.h"
+#include "base/fields.h"
 #include "format/data_file.h"
 #include "interop/torch/encode.h"
 #include "pipeline/file_writer.h"
@@ -154,8 +155,9 @@ Result<DcpWork> LayOutDcpItems(std::span<const DcpItem> items) {
   return work;
 }
 
-Result<DcpFile> WriteDcpItems(Storage& storage, const std::string& path,
-                              std::span<const DcpItem> items, const SaveOptions& options) {
+Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>& items,
+                             const SaveOptions& options, Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
   VARVE_RETURN_IF_ERROR(AwaitDevices(items));
   if (options.block_bytes == 0 || options.block_bytes % kDataAlignment != 0 ||
       options.block_bytes > kMaxBlockBytes) {
@@ -176,16 +178,26 @@ Result<DcpFile> WriteDcpItems(Storage& storage, const std::string& path,
     return FinishedFile{};
   };
   VARVE_ASSIGN_OR_RETURN(const WrittenShare share,
-                         WriteFileWork(storage, path, work, nullptr, options));
+                         WriteFileWork(storage, where, work, nullptr, options));
   written.direct = share.direct;
   return written;
 }
 
-Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>& items,
-                             const SaveOptions& options, Storage& storage) {
-  VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
-  return WriteDcpItems(storage, where, items, options);
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, DcpExtent>& item) {
+  archive(item.offset, item.length, item.payload);
+  archive.Check([&] { return CheckedAdd(item.offset, item.length).has_value(); },
+                "an item beyond the end of any file");
 }
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, DcpFile>& file) {
+  archive(file.size, file.block_bytes, file.items);
+  archive.Fixed(file.block_crc32c);
+}
+
+Bytes EncodeDcpFile(const DcpFile& file) { return EncodeFields(file); }
+Result<DcpFile> DecodeDcpFile(std::string_view bytes) { return DecodeFields<DcpFile>(bytes); }
 
 Result<std::vector<std::uint64_t>> FingerprintDcpItems(const std::vector<DcpItem>& items) {
   VARVE_RETURN_IF_ERROR(AwaitDevices(items));

@@ -64,7 +64,7 @@ TEST(DcpWriter, EveryItemIsAnArchiveOfItsOwn) {
   items.push_back(BytesItemOf(""));
   for (const bool direct : {false, true}) {
     MemoryStorage storage;
-    const auto written = WriteDcpItems(storage, kPath, items, {.direct = direct});
+    const auto written = WriteDcpFile(kPath, items, {.direct = direct}, storage);
     ASSERT_TRUE(IsOk(written));
     const std::string file = *ReadWholeFile(storage, kPath, kAnySize);
     EXPECT_EQ(written->size, file.size());
@@ -99,7 +99,7 @@ TEST(DcpWriter, LargeTensorsBeginAtPagesAndSmallItemsArePacked) {
   state.items.insert(state.items.begin(), BytesItemOf("an archive"));
   state.items.push_back(BytesItemOf("another"));
   MemoryStorage storage;
-  const auto written = WriteDcpItems(storage, kPath, state.items, {});
+  const auto written = WriteDcpFile(kPath, state.items, {}, storage);
   ASSERT_TRUE(IsOk(written));
   std::uint64_t end = 0;
   const std::string file = *ReadWholeFile(storage, kPath, kAnySize);
@@ -127,7 +127,7 @@ TEST(DcpWriter, StridedMemoryIsStoredRowMajor) {
   };
   for (const auto& [item, expected] : cases) {
     MemoryStorage storage;
-    const auto written = WriteDcpItems(storage, kPath, {&item, 1}, {});
+    const auto written = WriteDcpFile(kPath, {item}, {}, storage);
     ASSERT_TRUE(IsOk(written));
     const std::string file = *ReadWholeFile(storage, kPath, kAnySize);
     EXPECT_EQ(file.substr(written->items[0].offset + written->items[0].payload, expected.size()),
@@ -142,7 +142,7 @@ TEST(DcpWriter, StridedMemoryIsStoredRowMajor) {
 TEST(DcpWriter, BlockChecksumsAreThoseOfTheFile) {
   const State state = TensorsOf({20'000, 7, 50'000});
   MemoryStorage storage;
-  const auto written = WriteDcpItems(storage, kPath, state.items, {.block_bytes = 8192});
+  const auto written = WriteDcpFile(kPath, state.items, {.block_bytes = 8192}, storage);
   ASSERT_TRUE(IsOk(written));
   EXPECT_EQ(written->block_bytes, 8192U);
   const std::string file = *ReadWholeFile(storage, kPath, kAnySize);
@@ -197,7 +197,7 @@ TEST(DcpWriter, ProgressEndsWithTheWholeFile) {
     }
     total = of;
   };
-  const auto written = WriteDcpItems(storage, kPath, state.items, options);
+  const auto written = WriteDcpFile(kPath, state.items, options, storage);
   ASSERT_TRUE(IsOk(written));
   EXPECT_EQ(most, written->size);
   EXPECT_EQ(total, written->size);
@@ -213,13 +213,13 @@ TEST(DcpWriter, AnItemThatCannotBeIsRefusedBeforeTheFileIsBegun) {
        {nowhere, too_few_strides, TensorItemOf(DType::kUInt8, {3}, memory, {1, 1}),
         TensorItemOf(DType::kUInt8, {huge, huge}, memory)}) {
     MemoryStorage storage;
-    EXPECT_TRUE(FailsWith(WriteDcpItems(storage, kPath, {&item, 1}, {}),
-                          StatusCode::kInvalidArgument, {"tensor \"w\""}));
+    EXPECT_TRUE(FailsWith(WriteDcpFile(kPath, {item}, {}, storage), StatusCode::kInvalidArgument,
+                          {"tensor \"w\""}));
     EXPECT_TRUE(FailsWith(storage.OpenForRead(kPath), StatusCode::kNotFound));
   }
   for (const std::uint64_t block_bytes : {0ULL, 1000ULL, 16ULL << 20}) {
     MemoryStorage storage;
-    EXPECT_TRUE(FailsWith(WriteDcpItems(storage, kPath, {}, {.block_bytes = block_bytes}),
+    EXPECT_TRUE(FailsWith(WriteDcpFile(kPath, {}, {.block_bytes = block_bytes}, storage),
                           StatusCode::kInvalidArgument, {"block_bytes"}));
   }
 }
@@ -230,7 +230,7 @@ TEST(DcpWriter, CopiesTensorsFromDevices) {
   fake_cuda_poke(memory, content.data(), content.size());
   const DcpItem item = WholeDcpTensor("w", DType::kUInt8, {content.size()}, CudaMemory{memory, 1});
   MemoryStorage storage;
-  ASSERT_TRUE(IsOk(WriteDcpItems(storage, kPath, {&item, 1}, {})));
+  ASSERT_TRUE(IsOk(WriteDcpFile(kPath, {item}, {}, storage)));
   EXPECT_NE(ReadWholeFile(storage, kPath, kAnySize)->find(content), std::string::npos);
   fake_cuda_free(memory);
 }
@@ -238,7 +238,7 @@ TEST(DcpWriter, CopiesTensorsFromDevices) {
 TEST(DcpWriter, AnEmptyTensorNeedsNoMemory) {
   const DcpItem item = WholeDcpTensor("w", DType::kFloat64, {3, 0}, HostMemory{});
   MemoryStorage storage;
-  const auto written = WriteDcpItems(storage, kPath, {&item, 1}, {});
+  const auto written = WriteDcpFile(kPath, {item}, {}, storage);
   ASSERT_TRUE(IsOk(written));
   const std::string file = *ReadWholeFile(storage, kPath, kAnySize);
   const auto read = ReadTensorItem(file.size(), Watched(file));
@@ -250,8 +250,7 @@ TEST(DcpWriter, AFileThatExistsIsNotTouched) {
   MemoryStorage storage;
   ASSERT_TRUE(IsOk(WriteWholeFile(storage, kPath, "precious")));
   const State state = TensorsOf({10});
-  EXPECT_TRUE(
-      FailsWith(WriteDcpItems(storage, kPath, state.items, {}), StatusCode::kAlreadyExists));
+  EXPECT_TRUE(FailsWith(WriteDcpFile(kPath, state.items, {}, storage), StatusCode::kAlreadyExists));
   EXPECT_EQ(*ReadWholeFile(storage, kPath, kAnySize), "precious");
 }
 

@@ -98,7 +98,6 @@ USERS_OWN_HEADERS = {
         "publish/files_commit.h",
         "save/dcp_file.h",
         "save/dcp_index.h",
-        "save/dcp_receipt.h",
         "save/state_file.h",
     },
     "bench": {"save/dcp_index.h"},

@@ -135,6 +135,18 @@ def test_other_ids_than_paths_go_to_the_storage_that_torch_finds(tmp_path: Path)
             call({})
 
 
+class OlderPlanner(torch_dcp.DefaultSavePlanner):
+    """Has the interface of a torch that told planners nothing of the storage."""
+
+    def set_up_planner(self, states: Any, coordinates: bool) -> None:  # type: ignore[override]
+        super().set_up_planner(states, is_coordinator=coordinates)
+
+
+def test_a_planner_for_an_older_torch_is_set_up_as_torch_does(tmp_path: Path) -> None:
+    dcp.save(dict(STATE), checkpoint_id=tmp_path / "step", planner=OlderPlanner())
+    assert_loads(tmp_path / "step")
+
+
 def test_a_writer_is_used_again_under_another_name(tmp_path: Path) -> None:
     writer = dcp.FileSystemWriter(tmp_path / "first")
     dcp.save(dict(STATE), storage_writer=writer)

@@ -1,4 +1,4 @@
-"""Saves in the background, by torch's thread and by torch's process."""
+"""Saves in the background, on the thread of planners and by the agent."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ def test_the_agent_saves_where_a_process_is_asked_for(
     assert varve.verify(path) == []
 
 
-@pytest.mark.slow
-def test_torchs_process_saves_what_needs_a_pickle_and_goes_on_after_a_failure(
+def test_the_thread_saves_what_needs_a_pickle_where_a_process_is_asked_for(
     agent: str, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "step")

@@ -17,7 +17,7 @@ import pytest
 import slow_open
 import torch
 import torch.distributed.checkpoint as torch_dcp
-from ranks import run_ranks
+from ranks import errors_of_ranks, run_ranks
 from torch.distributed.checkpoint.api import _wrap_exception
 
 import varve
@@ -79,10 +79,34 @@ def test_a_failure_in_any_hook_of_the_reader_on_any_rank_is_raised_on_every_rank
     assert run_ranks(3, jobs.fail_loads, str(tmp_path / "step")) == [13] * 3
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_rank_that_dies_in_a_save_fails_it_on_the_others_at_once(
+    victim: int, in_background: bool, tmp_path: Path
+) -> None:
+    started = time.monotonic()
+    path = str(tmp_path / "step")
+    failed = errors_of_ranks(3, jobs.die_in_a_save, path, victim, in_background, dead=(victim,))
+    assert len(failed) == 2 and time.monotonic() - started < 60
+    for text in failed.values():
+        assert text.startswith("CheckpointError: ") and f"rank {victim}: " in text, text
+    assert not (tmp_path / "step").exists()
+
+
 def test_a_failure_before_the_first_step_or_after_the_last_is_raised_on_every_rank(
     tmp_path: Path,
 ) -> None:
     run_ranks(2, jobs.fail_around, str(tmp_path / "step"))
+
+
+def test_a_writer_that_loses_a_plan_fails_the_save(tmp_path: Path) -> None:
+    class Losing(dcp.FileSystemWriter):
+        def prepare_global_plan(self, plans: Any) -> Any:
+            return super().prepare_global_plan(plans)[1:]
+
+    with pytest.raises(dcp.CheckpointError, match="made 0 plans for 1 ranks"):
+        dcp.save({"w": torch.ones(2)}, storage_writer=Losing(tmp_path / "step"))
+    assert os.listdir(tmp_path) == []
 
 
 def test_with_torchs_own_save_a_failure_frees_the_name_for_the_next_save(tmp_path: Path) -> None:

@@ -6,57 +6,62 @@ raised already.
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from torch.distributed.checkpoint.api import CheckpointException
 
 from varve import errors
 from varve._core import Channel
 from varve.olmo import _errors
+from varve.torch.dcp._ranks import TIMEOUT, Ranks
 
-#: Seconds that any rank waits for the others, the slowest rank's writing included.
-TIMEOUT = 1800.0
+__all__ = ["TIMEOUT", "Steps"]
 
 
 class Steps:
-    """The steps of one save or load. Used by one thread."""
+    """The steps of one save or load. Used by one thread.
+
+    Attributes:
+        coordinator: The channel of the ranks; None for a process alone.
+        ranks: The ranks that take them.
+        rank: This one.
+    """
 
     def __init__(self, coordinator: Channel | None) -> None:
         self.coordinator = coordinator
-        self.rank = 0 if coordinator is None else coordinator.rank
+        self.ranks = Ranks(coordinator)
+        self.rank = self.ranks.rank
 
     def each(self, what: str, function: Callable[[], Any]) -> list[Any]:
-        """Calls a function on every rank, and returns what each gave, by rank. JSON alone crosses.
+        """Calls a function on every rank, and returns what each gave, by rank.
 
         Raises this rank's own error, or else the first other rank's as an error of the same class.
         """
-        try:
-            answer = {"value": function()}
-            error: Exception | None = None
-        except Exception as raised:
-            error = _told(raised)
-            answer = {"class": type(error).__name__, "text": str(error)}
-        answers = self._exchange(answer)
-        if error is not None:
-            raise error
-        for rank, other in enumerate(answers):
-            if "class" in other:
-                raise _kind(other["class"])(f"{what}: rank {rank}: {other['text']}", rank=rank)
-        return [other["value"] for other in answers]
+        with self.raising_alike(what):
+            return self.ranks.combine(what, function, lambda given: [given] * self.ranks.size)
 
     def first(self, what: str, function: Callable[[], Any]) -> Any:
         """Calls a function on rank 0, and returns what it gave on every rank."""
         return self.each(what, lambda: function() if self.rank == 0 else None)[0]
 
-    def _exchange(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
-        if self.coordinator is None:
-            return [answer]
-        messages = self.coordinator.gather(json.dumps(answer).encode(), TIMEOUT)
-        return [json.loads(message) for message in messages]
+    @contextlib.contextmanager
+    def raising_alike(self, what: str) -> Iterator[None]:
+        """Raises, where a step of `ranks` has failed, as `each` does."""
+        try:
+            yield
+        except CheckpointException as error:
+            causes = {rank: _told(cause) for rank, (cause, _) in error.failures.items()}
+            if self.rank in causes:
+                raise causes[self.rank] from causes[self.rank].__cause__
+            rank = min(causes)
+            kind = _kind(type(causes[rank]).__name__)
+            raise kind(f"{what}: rank {rank}: {causes[rank]}", rank=rank) from None
 
 
-def _told(error: Exception) -> Exception:
+def _told(error: BaseException) -> BaseException:
     """Returns what the system says of a file as the engine tells it, and other errors as they are."""
     if not isinstance(error, OSError) or isinstance(error, errors.Error):
         return error

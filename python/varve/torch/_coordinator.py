@@ -67,12 +67,12 @@ def _group_of(process_group: Any) -> _Group:
 
 
 def _look_up(key: str) -> Any:
-    store = _store()
+    store = job_store()
     return store.get(key) if store.check([key]) else None
 
 
 def _publish(key: str, value: bytes) -> None:
-    _store().set(key, value)
+    job_store().set(key, value)
 
 
 def _reason(error: BaseException) -> str:
@@ -101,21 +101,28 @@ def collective(process_group: Any, timeout: float, what: str) -> Iterator[Channe
     until = time.monotonic() + timeout
     with _held(group, timeout, what):
         channel = group.channel
-        try:
+        with left_in_order(channel):
             left = until - time.monotonic()
             channel.enter(what, timeout, left, group.key, _look_up, _publish)
             yield channel
-        except BaseException as error:
-            cause = None
-            if isinstance(error, UnavailableError):
-                if channel.cause is not None:  # The engine has it from rank 0, and names that.
-                    error.rank = channel.cause
-                cause = error.rank
-            channel.leave(_reason(error), cause)
-            channel.flush(_FLUSH)
-            raise
-        channel.leave("", None)
+
+
+@contextlib.contextmanager
+def left_in_order(channel: Channel) -> Iterator[None]:
+    """Leaves the call of a channel; an error of the block is sent to the ranks that still wait for this one."""
+    try:
+        yield
+    except BaseException as error:
+        cause = None
+        if isinstance(error, UnavailableError):
+            if channel.cause is not None:  # The engine has it from rank 0, and names that.
+                error.rank = channel.cause
+            cause = error.rank
+        channel.leave(_reason(error), cause)
         channel.flush(_FLUSH)
+        raise
+    channel.leave("", None)
+    channel.flush(_FLUSH)
 
 
 def _has_others(process_group: Any) -> bool:
@@ -190,33 +197,8 @@ def background_in(ranks: Coordinator | None, timeout: float) -> Channel | None:
     return ranks.background(timeout) if isinstance(ranks, Channel) else None
 
 
-def make_gloo_group(process_group: Any, timeout: float) -> Any:
-    """Returns a gloo group of the same ranks, registered with torch.distributed. Collective.
-
-    Torch's own way names a group after a count that is local to a rank; ranks that belong to different
-    numbers of groups would wait for each other without end. Here rank 0 names it.
-    """
-    with collective(process_group, timeout, "make a group for saves") as channel:
-        if channel is None:
-            return None
-        rank = channel.rank
-        name = channel.share(f"varve-{os.urandom(8).hex()}".encode(), timeout).decode()
-    c10d = dist.distributed_c10d
-    ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-    group, _ = c10d._new_process_group_helper(
-        len(ranks),
-        rank,
-        ranks,
-        dist.Backend("gloo"),
-        _store(),
-        group_name=name,  # type: ignore[arg-type]
-        timeout=c10d.default_pg_timeout,
-    )
-    c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
-    return group
-
-
-def _store() -> Any:
+def job_store() -> Any:
+    """Returns the store of the job; torch has no public name for it (2.6 to 2.13)."""
     return dist.distributed_c10d._get_default_store()
 
 

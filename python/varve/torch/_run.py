@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from varve._core import Coordinator
 from varve.errors import InvalidArgumentError
+from varve.torch._coordinator import job_store
 
 _KEY = "varve/run_nonce"
 
@@ -44,7 +45,7 @@ def save_id(path: str, process_group: Any, given: bytes | None) -> bytes | None:
         or dist.get_world_size(process_group) == 1
     ):
         return secrets.token_bytes(16)
-    store = dist.distributed_c10d._get_default_store()
+    store = job_store()
     nonce = store.compare_set(_KEY, "", secrets.token_hex(16))
     parts = (
         nonce.decode() if isinstance(nonce, bytes) else nonce,

@@ -1,10 +1,9 @@
-"""async_save: saves in the background, by one of three ways that all ranks choose together.
+"""async_save: saves in the background, by one of two ways that all ranks choose together.
 
 1. By the engine (_by_engine.py), where it would save what torch's default planner and this package's
    writer would: on a stager that is kept from save to save, on one of the caller's, or by the agent
    where a process is asked for.
-2. By torch's planner on a thread of this package (_by_thread.py): everything else.
-3. By torch's process (_by_torch.py): everything else, where a process is asked for.
+2. By planners on a thread of this package (_by_thread.py): everything else.
 
 Saves of one group are made in the order of the calls, which is the same on all ranks: a save that goes
 another way than the one before waits in the call until that one has ended. Threads, memory and groups
@@ -25,13 +24,11 @@ from torch.distributed.checkpoint.storage import StorageWriter
 from varve.torch._stager import Stager
 from varve.torch.dcp._by_engine import check_stager, engine_takes, save_by_engine, save_by_stager
 from varve.torch.dcp._by_thread import save_by_thread
-from varve.torch.dcp._by_torch import save_by_torch, torch_async_save
-from varve.torch.dcp._compat import arguments_of
-from varve.torch.dcp._errors import Group
 from varve.torch.dcp._events import logged
 from varve.torch.dcp._executors import in_turn
 from varve.torch.dcp._functions import _find, _name
 from varve.torch.dcp._job import Job
+from varve.torch.dcp._ranks import Group
 from varve.torch.dcp._writer import FileSystemWriter
 
 #: Torch 2.6 saves in threads only and has no name for it.
@@ -62,7 +59,7 @@ def async_save(
     asked for the copy instead. A varve.torch.Stager as `async_stager` copies into its memory and saves by
     its own executor, whatever `async_checkpointer_type` says. It takes what the engine saves, and belongs
     to the caller, who closes it. With AsyncCheckpointerType.PROCESS the agent of this node
-    (`varve.agent`) writes what the engine would save, and torch's process all else.
+    (`varve.agent`) writes what the engine would save.
 
     At most two saves are under way at once. Saves are made in the order of the calls. Memory and threads
     are kept for the next save until `close`. docs/coming-from-dcp.md says how the two ways differ.
@@ -92,31 +89,17 @@ def async_save(
         planner=planner,
         use_collectives=use_collectives,
     )
-    options = arguments_of(
-        torch_async_save,
-        process_group=process_group,
-        async_checkpointer_type=(async_checkpointer_type, _THREAD),
-        async_stager=async_stager,
-        no_dist=(no_dist, False),
-        use_collectives=(use_collectives, True),
-    )
-    if job.writer is None and checkpoint_id:
+    if job.writer is None:
         job.writer = _find(checkpoint_id, FileSystemWriter, reader=False)
     executor = "thread" if async_checkpointer_type is _THREAD else "process"
-    if job.writer is None:
-        job.ask(state_dict)
-        return save_by_torch(job, options)  # Torch raises: there is no storage.
+    job.ask(state_dict)
     if engines is not None:
         check_stager(engines, job.group, executor == "process")
-        job.ask(state_dict)
         return in_turn(job.group, f"stager {id(engines)}", lambda: save_by_stager(job, engines))
-    job.ask(state_dict)
     stager = job.writer if async_stager is None and _stages(job.writer) else async_stager
     if engine_takes(job, executor, stager):
         return in_turn(job.group, f"engine's {executor}", lambda: save_by_engine(job, executor))
-    if executor == "thread":
-        return in_turn(job.group, "thread", lambda: save_by_thread(job, stager))
-    return in_turn(job.group, "process", lambda: save_by_torch(job, options))
+    return in_turn(job.group, "thread", lambda: save_by_thread(job, stager))
 
 
 def _stages(writer: Any) -> bool:

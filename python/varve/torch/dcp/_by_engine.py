@@ -2,23 +2,17 @@
 
 A stager writes what the engine lays out itself. So it takes saves for which torch's default planner would
 name the same entries, of values that need no pickle, by one file for each rank. The ranks agree on it in
-the call, over a channel of their own: a rank that went another way would be waited for. With a stager of
-the caller's, all else is refused.
+the call: a rank that went another way would be waited for. With a stager of the caller's, all else is
+refused.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed._shard.sharded_tensor import (  # type: ignore[attr-defined]
-    ShardedTensor,
-)
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.tensor import DTensor
@@ -30,19 +24,17 @@ from varve.errors import Error, InvalidArgumentError, UnsupportedError
 from varve.torch._background import Save, with_shared
 from varve.torch._coordinator import collective, name_of
 from varve.torch._handle import SaveHandle
-from varve.torch._shards import NUMBERS
+from varve.torch._shards import NUMBERS, ShardedTensor
 from varve.torch._stager import Stager, close_made, stager_of
 from varve.torch._tensors import TorchArrays
-from varve.torch.dcp._errors import CheckpointError, Group, agree, checkpoint_error
+from varve.torch.dcp._compat import flatten_state_dict
+from varve.torch.dcp._errors import from_engine
 from varve.torch.dcp._events import Step, log_step
 from varve.torch.dcp._job import AsyncSave, Job
 from varve.torch.dcp._metadata import metadata_of_save
-from varve.torch.dcp._names import is_object
 from varve.torch.dcp._publish import is_replaceable
+from varve.torch.dcp._ranks import TIMEOUT, Group, together
 from varve.torch.dcp._writer import FileSystemWriter
-
-#: Seconds that ranks wait for each other, as in `varve.torch.async_save`.
-_TIMEOUT = 1800.0
 
 #: The owner of the stagers that are made here.
 _OWNER = "varve.torch.dcp"
@@ -66,19 +58,15 @@ def engine_takes(job: Job, executor: str, stager: Any) -> bool:
     """
     if not job.use_collectives or _leaves_ranks_out(job.group):
         return False  # The same on all ranks.
-    mine = False
-    # The way that is taken instead reports an error, to all ranks.
-    with contextlib.suppress(Exception), collector_at_rest():
-        if stager is None and not (executor == "process" and is_object(job.path)):
-            _tensors_of(job)  # In an object store torch's process saves.
-            mine = True
-        if mine and executor == "process":
-            stager_of(job.group.process_group, executor, _TIMEOUT, _OWNER)  # Starts the agent.
-    if job.group.alone:
-        return mine
-    what = name_of("begin a save of", getattr(job.writer, "path", ""))
-    with collective(job.group.process_group, _TIMEOUT, what) as coordinator:
-        return mine if coordinator is None else coordinator.all_true(mine, _TIMEOUT)
+
+    def check() -> None:
+        if stager is not None:
+            raise UnsupportedError("a stager of the caller's makes the copy")
+        _check_taken(job)
+        if executor == "process":
+            stager_of(job.group.process_group, executor, TIMEOUT, _OWNER)  # Starts the agent.
+
+    return not any(_obstacles(job, check))  # Errors are reported by the other way.
 
 
 def save_by_engine(job: Job, executor: str) -> AsyncSave:
@@ -92,7 +80,7 @@ def save_by_engine(job: Job, executor: str) -> AsyncSave:
             handle.add_done_callback(lambda _: stager._failures.take())  # The future raises it.
             return handle
 
-        return with_shared(job.group.process_group, executor, _TIMEOUT, begin_quietly, _OWNER)
+        return with_shared(job.group.process_group, executor, TIMEOUT, begin_quietly, _OWNER)
 
     return _save(job, path, start)
 
@@ -120,24 +108,19 @@ def save_by_stager(job: Job, stager: Stager) -> AsyncSave:
         job.reset()
     except Exception as error:
         job.failure = job.failure or error
-    try:
-        agree(job.what, "state_dict", job.failure, job.group)
-    except CheckpointError as error:
-        out = AsyncSave()
-        out.set_exception(error)
-        out.staging_completion.set_exception(error)
-        return out
-    obstacle = None
-    try:
+    failed = job.failed()
+    if failed is not None:
+        return failed
+
+    def check() -> None:
         if not job.use_collectives:
             raise UnsupportedError("use_collectives=False")
         if _leaves_ranks_out(job.group):
             raise UnsupportedError("no_dist=True, and a stager's ranks save together")
-        _tensors_of(job)
+        _check_taken(job)
         stager.memory_budget  # noqa: B018  Raises for one that is closed.
-    except Exception as error:  # The others are about to wait for this rank.
-        obstacle = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
-    for rank, reason in enumerate(_gathered(job.group, obstacle)):
+
+    for rank, reason in enumerate(_obstacles(job, check)):
         if reason is not None:
             raise UnsupportedError(
                 f"{job.what}: a varve.torch.Stager saves by the engine's own plan; rank {rank}: "
@@ -151,13 +134,16 @@ def close_stagers() -> None:
     close_made(_OWNER)
 
 
-def _gathered(group: Group, answer: Any) -> list[Any]:
-    """Returns the answers of all ranks, by rank."""
-    if group.alone:
-        return [answer]
-    answers: list[Any] = [None] * group.size
-    dist.all_gather_object(answers, answer, group.process_group)
-    return answers
+def _obstacles(job: Job, check: Callable[[], None]) -> list[str | None]:
+    """Returns why the engine does not take the save, by rank; None where nothing is in the way. Collective."""
+    obstacle = None
+    try:
+        with collector_at_rest():
+            check()
+    except Exception as error:  # The others are about to wait for this rank.
+        obstacle = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+    with together(job.what, job.group) as ranks:
+        return ranks.combine("plan", lambda: obstacle, lambda given: [given] * ranks.size)
 
 
 def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSave:
@@ -166,8 +152,8 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
     assert state is not None
 
     def begin(stager: Stager) -> SaveHandle:
-        with collective(stager.process_group, _TIMEOUT, name_of("save", path)) as coordinator:
-            save = _core.SaveOptions(format="dcp", overwrite=job.writer.overwrite, timeout=_TIMEOUT)
+        with collective(stager.process_group, TIMEOUT, name_of("save", path)) as coordinator:
+            save = _core.SaveOptions(format="dcp", overwrite=job.writer.overwrite, timeout=TIMEOUT)
             options = background.AsyncSaveOptions(save=save)
             return Save(SaveHandle, state, path, None, False, "log", options).start(
                 stager, coordinator
@@ -193,7 +179,7 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
             except Exception as error:
                 failure, rank = error, job.group.rank
         if failure is not None:
-            failure = _as_torchs(job, failure, rank)
+            failure = from_engine(job.what, "write", failure, rank, job.group.rank)
         step.end(failure)
         if metadata is not None:
             out.set_result(metadata)
@@ -204,27 +190,13 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
     return out
 
 
-def _as_torchs(job: Job, error: BaseException, rank: int) -> BaseException:
-    """The CheckpointError for an error of the engine; `rank` failed where the error names none."""
-    failures: dict[int, BaseException] = {}
-    if isinstance(error, Error):
-        failures |= error.of_ranks
-        rank = rank if error.rank is None else error.rank
-    failures = failures or {rank: error}
-    wrapped = {failed: _wrap_exception(cause) for failed, cause in failures.items()}
-    return checkpoint_error(job.what, CheckpointException("write", wrapped), job.group.rank)
-
-
 def _leaves_ranks_out(group: Group) -> bool:
     """True where a rank of a job saves alone: the engine takes all ranks for those that save."""
     return group.alone and dist.is_available() and dist.is_initialized()
 
 
-def _tensors_of(job: Job) -> list[torch.Tensor]:
-    """This rank's tensors of a save that the engine makes as torch's planner and the writer would.
-
-    Raises UnsupportedError: why it would make another one.
-    """
+def _check_taken(job: Job) -> None:
+    """Raises UnsupportedError where the engine would make another save than torch's planner and the writer."""
     if not _writes_plainly(job):
         raise UnsupportedError(
             "the storage is not a FileSystemWriter of varve.torch.dcp with one file for each rank, "
@@ -251,7 +223,6 @@ def _tensors_of(job: Job) -> list[torch.Tensor]:
         raise UnsupportedError(
             "the state has arrays or tensors that torch's planner takes for values"
         )
-    return tensors
 
 
 def _parts(tensor: Any) -> list[Any]:

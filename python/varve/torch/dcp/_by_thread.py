@@ -5,7 +5,7 @@ Two things that torch's own thread does not have:
 * The copy is made by several threads of the engine into memory that has been used before, and goes
   nowhere near the tensors' own storages: a save finds its own elements there, whatever became of
   the objects of an earlier one.
-* The messages of the ranks in the background go over a gloo group of their own. So a save neither waits
+* The messages of the ranks in the background go over a channel of their own. So a save neither waits
   behind a collective of the training nor comes between two of them, and needs no CPU backend in the
   caller's group.
 
@@ -17,17 +17,16 @@ from __future__ import annotations
 from concurrent.futures import CancelledError, Future
 from typing import Any, cast
 
-import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.metadata import Metadata
 
 from varve.torch._failures import LOG
 from varve.torch.dcp._copy import StateCopy
-from varve.torch.dcp._errors import Group
 from varve.torch.dcp._events import log_step
 from varve.torch.dcp._executors import executor_of
 from varve.torch.dcp._functions import save_plain
 from varve.torch.dcp._job import AsyncSave, Job
+from varve.torch.dcp._ranks import Group
 
 #: Torch's result where copies are made in the background; torch 2.6 has none.
 _Response: Any = getattr(state_dict_saver, "AsyncSaveResponse", None)
@@ -35,7 +34,7 @@ _Response: Any = getattr(state_dict_saver, "AsyncSaveResponse", None)
 
 def save_by_thread(job: Job, stager: Any) -> Any:
     """Saves a copy on the thread of the group; `stager` makes it, or this package where that is None."""
-    executor = executor_of(job.group.process_group, job.group.alone)
+    executor = executor_of(job.group)
     executor.room.acquire()
     copy: _Copy | None = None
     plain, failure = job.state, job.failure
@@ -49,7 +48,10 @@ def save_by_thread(job: Job, stager: Any) -> Any:
                 copy = log_step("stage_state_dict", lambda: make(plain))
             except Exception as error:
                 failure = error  # The others are about to wait for this rank in their threads.
+        ranks = job.group.in_background(job.what)
     except BaseException:
+        if copy is not None:
+            copy.release()
         executor.room.release()
         raise
     out = AsyncSave()
@@ -74,7 +76,7 @@ def save_by_thread(job: Job, stager: Any) -> Any:
                     state = copy.state
                 except Exception as error:
                     reason = error
-            metadata = _save(job, executor.group, state, reason)
+            metadata = _save(job, ranks, state, reason)
         except BaseException as error:
             problem = error
         # Room for the next copy before anybody who waits for this save asks for it.
@@ -97,9 +99,7 @@ def save_by_thread(job: Job, stager: Any) -> Any:
     return out
 
 
-def _save(
-    job: Job, group: dist.ProcessGroup | None, state: dict[str, Any], failure: Exception | None
-) -> Metadata:
+def _save(job: Job, group: Group, state: dict[str, Any], failure: Exception | None) -> Metadata:
     """Saves a copy, on the thread; or reports a failure to the other ranks."""
     if failure is None:
         try:
@@ -110,7 +110,7 @@ def _save(
     def save() -> Metadata:
         return save_plain(
             job.what,
-            Group(group, job.group.alone),
+            group,
             state,
             failure,
             job.writer,
@@ -124,7 +124,7 @@ def _save(
         checkpoint_id=job.checkpoint_id,
         storage_writer=job.writer,
         planner=job.planner,
-        process_group=group,
+        process_group=group.process_group,
     )
 
 

@@ -1,14 +1,35 @@
-"""Arguments that torch's functions accept in one version and not in another."""
+"""What torch's versions do in ways of their own, and the private names of torch that this package needs.
+
+Each private name was seen in torch 2.6 to 2.13. Those of the log events are in _events.py.
+"""
 
 from __future__ import annotations
 
 import functools
-import inspect
+import importlib
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from varve.errors import UnsupportedError
+from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+__all__ = [
+    "StorageInfo",
+    "copy_state_dict",
+    "create_cpu_state_dict",
+    "flatten_state_dict",
+    "fsspec_storage",
+    "storage_may_come_second",
+]
+
+#: Torch's copy of a state dict, in two steps, which knows all its classes of tensors.
+copy_state_dict = _copy_state_dict
+create_cpu_state_dict = _create_cpu_state_dict
+
+#: The place of an entry in a checkpoint's files: what `Metadata.storage_data` has, and so every index.
+StorageInfo = _StorageInfo
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -35,14 +56,10 @@ def storage_may_come_second(name: str) -> Callable[[_Function], _Function]:
     return decorate
 
 
-def arguments_of(function: Callable[..., Any], **values: Any) -> dict[str, Any]:
-    """Arguments that this version of torch has; values with a default come as (value, default)."""
-    known = inspect.signature(function).parameters
-    out = {}
-    for name, value in values.items():
-        given, default = value if isinstance(value, tuple) else (value, None)
-        if name in known:
-            out[name] = given
-        elif given != default:
-            raise UnsupportedError(f"{function.__name__} of this torch has no argument {name}")
-    return out
+def fsspec_storage(reader: bool) -> Any:
+    """Returns torch's storage over fsspec; None where fsspec is not installed, or fails to be imported."""
+    try:
+        module: Any = importlib.import_module("torch.distributed.checkpoint._fsspec_filesystem")
+    except Exception:  # As torch itself.
+        return None
+    return module.FsspecReader if reader else module.FsspecWriter

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
 from torch.distributed.tensor import DTensor
 
 from varve._core import background
 from varve.torch import _by_torch
 from varve.torch._devices import cuda_of, memory_of
 from varve.torch._shards import NUMBERS
+from varve.torch.dcp._compat import copy_state_dict, create_cpu_state_dict
 
 #: Between tensors in a buffer: a cache line, so that no two threads write to one.
 _ALIGNMENT = 64
@@ -201,4 +201,4 @@ def _copy_of(value: Any) -> Any:
     if _by_torch.is_wrapper(value):
         return _by_torch.on_cpu(value, copy=True)
     state = {"": value.detach()}
-    return _copy_state_dict(state, _create_cpu_state_dict(state))[""]
+    return copy_state_dict(state, create_cpu_state_dict(state))[""]  # ShardedTensors too.

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+import traceback
 
-import torch.distributed as dist
-from torch.distributed.checkpoint.api import (
-    WRAPPED_EXCEPTION,
-    CheckpointException,
-    _wrap_exception,
-)
+from torch.distributed.checkpoint.api import WRAPPED_EXCEPTION, CheckpointException
 
 from varve._core import name_ranks
-from varve._warn import warn
 from varve.errors import CheckpointNotFoundError, Error
-from varve.torch.dcp._events import FILE
-from varve.torch.dcp._same_call import DifferentCallsError, call_of, check, different_calls
 
 #: Distinct causes that a message spells out; `failures` has all of them.
 _MAX_CAUSES = 8
@@ -71,12 +63,6 @@ def checkpoint_error(what: str, error: CheckpointException, rank: int = 0) -> Ba
         causes[_MAX_CAUSES:] = [f"and {len(causes) - _MAX_CAUSES} more causes"]
     step = error.args[0] if error.args else "?"
     text = f"{what} failed (step: {step}); {'; '.join(causes)}"
-    different = different_calls(error)
-    if (
-        different is not None
-    ):  # Torch has it from the coordinator, which need not have missed a call.
-        text = f"{what}: {different}"
-        first, lowest = different, different.rank
     absent = isinstance(first, CheckpointNotFoundError)
     if absent and len(causes) == 1:
         text = f"{what.split(' ')[0]}: {first}"
@@ -93,6 +79,16 @@ def checkpoint_error(what: str, error: CheckpointException, rank: int = 0) -> Ba
     return made
 
 
+def from_engine(what: str, step: str, error: BaseException, rank: int, own: int) -> BaseException:
+    """Returns the same for an error of the engine; `rank` failed where it names none, and this one is `own`."""
+    failures: dict[int, BaseException] = {}
+    if isinstance(error, Error):
+        failures |= error.of_ranks
+        rank = rank if error.rank is None else error.rank
+    causes = {failed: wrapped(cause) for failed, cause in (failures or {rank: error}).items()}
+    return checkpoint_error(what, CheckpointException(step, causes), own)
+
+
 def portable(error: BaseException) -> BaseException:
     """Returns the exception, or one with its message that other ranks can unpickle."""
     try:
@@ -102,44 +98,8 @@ def portable(error: BaseException) -> BaseException:
     return error
 
 
-def agree(what: str, step: str, failure: BaseException | None, group: Group) -> None:
-    """Reports to all ranks which of them failed; all then raise alike. Returns when none failed."""
-    own = None if failure is None else _wrap_exception(portable(failure))
-    outcomes: list[tuple[str, WRAPPED_EXCEPTION | None]] = [(call_of(what), own)]
-    if not group.alone:
-        outcomes *= dist.get_world_size(group.process_group)
-        dist.all_gather_object(outcomes, (call_of(what), own), group.process_group)
-    failures: Mapping[int, WRAPPED_EXCEPTION] = {
-        rank: outcome for rank, (_, outcome) in enumerate(outcomes) if outcome is not None
-    }
-    try:
-        check([call for call, _ in outcomes])
-    except DifferentCallsError as error:
-        failures = {0: _wrap_exception(error)}
-    if failures:
-        raise checkpoint_error(what, CheckpointException(step, dict(failures)), group.rank)
-
-
-class Group:
-    """The ranks that save or load together."""
-
-    def __init__(self, process_group: dist.ProcessGroup | None, no_dist: bool) -> None:
-        self.process_group = process_group
-        available = dist.is_available() and dist.is_initialized()
-        if not available and not no_dist:
-            warn(
-                "torch.distributed is not initialized: this process saves or loads alone",
-                UserWarning,
-                through=FILE,
-            )
-        self.alone = no_dist or not available
-
-    @property
-    def rank(self) -> int:
-        """Within the group, as torch numbers failures."""
-        return 0 if self.alone else dist.get_rank(self.process_group)
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return 1 if self.alone else dist.get_world_size(self.process_group)
+def wrapped(error: BaseException) -> WRAPPED_EXCEPTION:
+    """Returns an exception and its traceback as `CheckpointException.failures` has them, to be pickled."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [(frame.filename, frame.lineno or 0, frame.name, frame.line) for frame in frames]
+    return error, traceback.StackSummary.from_list(lines)

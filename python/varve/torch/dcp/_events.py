@@ -1,8 +1,7 @@
 """Torch's log events (logger "dcp_logger"): start, end and exception of each step, under torch's names.
 
 Torch's own decorator makes them, so they have the fields of the torch that is installed. A torch without
-that decorator has no events, and nothing happens here. The steps inside a save and a load (local_step,
-global_step, write_data, finish_checkpoint, read_data) are torch's own functions and log themselves.
+that decorator has no events, and nothing happens here.
 """
 
 from __future__ import annotations
@@ -31,7 +30,9 @@ def logged(function: _Function) -> _Function:
     return made
 
 
-def log_step(name: str, step: Callable[[], _T], **arguments: Any) -> _T:
+def log_step(
+    name: str, step: Callable[[], _T], log_exceptions: bool = True, **arguments: Any
+) -> _T:
     """Runs `step` between the events of the name `name`, which contain `arguments`."""
     if _method_logger is None:
         return step()
@@ -40,7 +41,7 @@ def log_step(name: str, step: Callable[[], _T], **arguments: Any) -> _T:
         return step()
 
     call.__name__ = name
-    made: _T = _method_logger(log_exceptions=True, **arguments)(call)()
+    made: _T = _method_logger(log_exceptions=log_exceptions, **arguments)(call)()
     return made
 
 

@@ -11,27 +11,22 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint._storage_utils import _storage_setup
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
-from torch.distributed.checkpoint.state_dict_saver import _save_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 from varve._engine import collector_at_rest
 from varve.errors import InvalidArgumentError
-from varve.torch.dcp._compat import arguments_of, storage_may_come_second
-from varve.torch.dcp._errors import Group, agree, checkpoint_error
+from varve.torch.dcp._compat import fsspec_storage, storage_may_come_second
 from varve.torch.dcp._events import log_step, logged
-from varve.torch.dcp._failed import FailedReader, FailedWriter
 from varve.torch.dcp._names import is_ours
 from varve.torch.dcp._plain_plan import PlainLoadPlanner, PlainSavePlanner
 from varve.torch.dcp._planned import not_planned
+from varve.torch.dcp._protocol import load_steps, save_steps
+from varve.torch.dcp._ranks import Group, together
 from varve.torch.dcp._reader import FileSystemReader
-from varve.torch.dcp._same_call import checked_first, until_joined
 from varve.torch.dcp._writer import FileSystemWriter
 
 _T = TypeVar("_T")
@@ -94,40 +89,27 @@ def save_plain(
     failure: Exception | None,
     writer: Any,
     planner: SavePlanner | None,
-    use_collectives: bool,
+    use_collectives: bool = True,
+    coordinator: int = 0,
 ) -> Metadata:
     """Saves a state whose objects have been asked for theirs, or reports a failure to all ranks."""
-    options = arguments_of(_save_state_dict, use_collectives=(use_collectives, True))
     if failure is None:
         failure = not_planned(plain, planner)
-    plain_planner = None
-    if failure is None and planner is None and use_collectives and group.size == 1:
-        plain_planner = _plain_planner(writer, plain)
-    # A rank that failed takes part, to report it to the others.
-    storage = writer if failure is None else FailedWriter(failure)
-    finishing: Any = _Finishing(storage)
-
-    def run() -> Metadata:
-        its_planner = planner if failure is None else None
-        if plain_planner is not None:
-            its_planner = plain_planner
-        elif use_collectives:
-            its_planner = _comparing(storage, its_planner, group)
-        with collector_at_rest(), _as_they_are(its_planner), checked_first(its_planner):
-            return _save_state_dict(
-                plain,
-                storage if use_collectives else finishing,
-                group.process_group,
-                0,
-                group.alone or plain_planner is not None,
-                its_planner,
-                **options,
-            )
-
+    if failure is None and use_collectives and isinstance(writer, FileSystemWriter):
+        if group.size > 1:
+            planner = planner if planner is not None else DefaultSavePlanner()
+            writer.compare_replicas(planner)
+        elif planner is None and writer.writes_plainly():
+            planner = PlainSavePlanner.of(plain)  # None where torch's has to plan.
     try:
-        if use_collectives:
-            return _raising_alike(what, group, run)
-        return _without_collectives(what, group, run, finishing)
+        with (
+            collector_at_rest(),
+            _as_they_are(planner),
+            together(what, group, coordinator) as ranks,
+        ):
+            return save_steps(
+                ranks, group.process_group, plain, writer, planner, use_collectives, failure
+            )
     except BaseException:
         if isinstance(writer, FileSystemWriter):
             writer.abandon()
@@ -178,15 +160,7 @@ def load(
                 plain_planner = reader.open(plain if planner is None else None)
     except Exception as error:
         failure = error
-
-    def run() -> None:
-        storage, its_planner = (
-            (reader, planner or plain_planner) if failure is None else (FailedReader(failure), None)
-        )
-        with collector_at_rest(), _as_they_are(its_planner), checked_first(its_planner):
-            _load_state_dict(plain, storage, process_group, 0, group.alone, its_planner)
-
-    _raising_alike(what, group, run)
+    load_plain(what, group, plain, failure, reader, planner or plain_planner)
     try:
         for key, value in plain.items():
             if _is_stateful(state_dict[key]):
@@ -195,7 +169,27 @@ def load(
                 state_dict[key] = value
     except Exception as error:
         failure = error
-    agree(what, "load_state_dict", failure, group)
+
+    def report() -> None:
+        if failure is not None:
+            raise failure
+
+    with together(what, group) as ranks:
+        ranks.each("load_state_dict", report)
+
+
+def load_plain(
+    what: str,
+    group: Group,
+    plain: dict[str, Any],
+    failure: Exception | None,
+    reader: Any,
+    planner: LoadPlanner | None,
+    coordinator: int = 0,
+) -> None:
+    """Loads into a state whose objects have been asked for theirs, or reports a failure to all ranks."""
+    with collector_at_rest(), _as_they_are(planner), together(what, group, coordinator) as ranks:
+        load_steps(ranks, group.process_group, plain, reader, planner, failure)
 
 
 def save_state_dict(
@@ -208,28 +202,20 @@ def save_state_dict(
 ) -> Metadata:
     """Deprecated by torch in favour of `save`. Objects are not asked for their `state_dict`."""
     _deprecated("save_state_dict", "save")
-    what = f"save {_name(None, storage_writer)}"
-    group = Group(process_group, no_dist)
-    writer: StorageWriter = storage_writer
+    failure: Exception | None = None
     try:
         storage_writer.reset()
     except Exception as error:
-        writer = FailedWriter(error)
-
-    def run() -> Metadata:
-        its_planner = _comparing(writer, planner, group)
-        with checked_first(its_planner):
-            return _save_state_dict(
-                state_dict, writer, process_group, coordinator_rank, no_dist, its_planner
-            )
-
-    try:
-        return _raising_alike(what, group, run)
-    except BaseException:
-        if isinstance(storage_writer, FileSystemWriter):
-            storage_writer.abandon()
-            storage_writer.compare_replicas(None)
-        raise
+        failure = error
+    return save_plain(
+        f"save {_name(None, storage_writer)}",
+        Group(process_group, no_dist),
+        state_dict,
+        failure,
+        storage_writer,
+        planner,
+        coordinator=coordinator_rank,
+    )
 
 
 def load_state_dict(
@@ -242,49 +228,22 @@ def load_state_dict(
 ) -> None:
     """Deprecated by torch in favour of `load`. Objects are not given what was loaded."""
     _deprecated("load_state_dict", "load")
-    reader: StorageReader = storage_reader
+    failure: Exception | None = None
     try:
         storage_reader.reset()
         if isinstance(storage_reader, FileSystemReader):
             storage_reader.open()
     except Exception as error:
-        reader = FailedReader(error)
-        state_dict, planner = {}, None
-    _raising_alike(
+        failure = error
+    load_plain(
         f"load {_name(None, storage_reader)}",
         Group(process_group, no_dist),
-        lambda: _load_state_dict(
-            state_dict, reader, process_group, coordinator_rank, no_dist, planner
-        ),
+        state_dict,
+        failure,
+        storage_reader,
+        planner,
+        coordinator_rank,
     )
-
-
-def _plain_planner(writer: Any, state: dict[str, Any]) -> PlainSavePlanner | None:
-    """Returns a planner that saves as torch's default one, in less time; None where torch's has to plan."""
-    if not isinstance(writer, FileSystemWriter) or not writer.writes_plainly():
-        return None
-    return PlainSavePlanner.of(state)
-
-
-def _comparing(writer: Any, planner: SavePlanner | None, group: Group) -> SavePlanner | None:
-    """Sets the writer up to compare replicas, and returns the planner to save with."""
-    if not isinstance(writer, FileSystemWriter) or group.size == 1:
-        return planner
-    planner = planner if planner is not None else DefaultSavePlanner()
-    writer.compare_replicas(planner)
-    return planner
-
-
-def _raising_alike(what: str, group: Group, run: Callable[[], _T]) -> _T:
-    """Runs a step that torch fails on all ranks alike; raises an ordinary exception.
-
-    A rank that has missed a call repeats it until the others come; see _same_call.py.
-    """
-    try:
-        return until_joined(group.rank, run)
-    except CheckpointException as error:
-        made = checkpoint_error(what, error, group.rank)
-        raise made from made.__cause__
 
 
 def _as_they_are(planner: Any) -> contextlib.AbstractContextManager[Any]:
@@ -299,41 +258,6 @@ def _as_they_are(planner: Any) -> contextlib.AbstractContextManager[Any]:
         PlainLoadPlanner,
     )
     return torch.no_grad() if ours else contextlib.nullcontext()
-
-
-class _Finishing:
-    """A writer that notes when its part of a save is over: torch's ranks then meet in a barrier."""
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-        self.finished = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._writer, name)
-
-    def finish(self, metadata: Metadata, results: Any) -> None:
-        """Finishes the save."""
-        self._writer.finish(metadata=metadata, results=results)
-        self.finished = True
-
-
-def _without_collectives(
-    what: str, group: Group, run: Callable[[], Metadata], writer: _Finishing
-) -> Metadata:
-    """Does as `_raising_alike` where torch's ranks do not learn of each other's failures."""
-    metadata = None
-    failure = None
-    try:
-        metadata = run()
-    except Exception as error:
-        if writer.finished:
-            raise  # The barrier itself has failed.
-        failure = error
-        if not group.alone:
-            dist.barrier(group.process_group)  # The others wait there at their end.
-    agree(what, "write", failure, group)
-    assert metadata is not None
-    return metadata
 
 
 def plain_of(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -360,25 +284,22 @@ def _is_stateful(value: Any) -> bool:
 
 
 def _find(checkpoint_id: _Id, kind: type[_T], reader: bool) -> Any:
-    """Returns the storage for an id: Varve's for paths, else torch's, which may raise."""
+    """Returns the storage for an id: Varve's for paths and s3:// names, torch's over fsspec for other schemes."""
     text = os.fsdecode(checkpoint_id) if checkpoint_id else ""
-    if text and is_ours(text):
+    if not text:
+        kind_of = "storage_reader" if reader else "storage_writer"
+        raise RuntimeError(f"give a checkpoint_id or a {kind_of}")  # The class is torch's.
+    if is_ours(text):
         return kind(checkpoint_id)  # type: ignore[call-arg]
-    if text and not _fsspec_serves(text):
+    fsspec = fsspec_storage(reader)
+    if fsspec is None or not fsspec.validate_checkpoint_id(text):
         raise InvalidArgumentError(
             f'{text}: no storage serves the scheme "{text.split("://")[0]}://". Paths, file:// and '
             f"s3:// are Varve's; {_fsspec_schemes()}"
         )
-    return _storage_setup(None, checkpoint_id, reader)
-
-
-def _fsspec_serves(url: str) -> bool:
-    """Returns True where torch's storage over fsspec takes the URL."""
-    try:
-        module: Any = importlib.import_module("torch.distributed.checkpoint._fsspec_filesystem")
-    except Exception:  # As torch itself: fsspec is not installed, or fails to be imported.
-        return False
-    return bool(module.FileSystem.validate_checkpoint_id(url))
+    storage = fsspec(checkpoint_id)
+    storage.reset(checkpoint_id)
+    return storage
 
 
 def _fsspec_schemes() -> str:

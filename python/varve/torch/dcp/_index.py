@@ -22,7 +22,6 @@ import warnings
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -42,6 +41,7 @@ from varve.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from varve.torch.dcp._compat import StorageInfo
 from varve.torch.dcp._metadata import VERSION
 from varve.torch.dcp._write import FileReport, WrittenFile
 
@@ -98,7 +98,7 @@ _CLASSES: dict[type, _Fields] = {
     BytesStorageMetadata: _fields(BytesStorageMetadata),
     ChunkStorageMetadata: _fields(ChunkStorageMetadata),
     MetadataIndex: _fields(MetadataIndex, ("offset",)),
-    _StorageInfo: _fields(_StorageInfo, ("transform_descriptors",)),
+    StorageInfo: _fields(StorageInfo, ("transform_descriptors",)),
 }
 _TORCHS = (torch.Size, TensorProperties, torch.strided, torch.contiguous_format, torch.dtype)
 

@@ -10,9 +10,10 @@ from typing import Any
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlanner
 
-from varve.torch.dcp._errors import Group
+from varve.torch.dcp._errors import CheckpointError
 from varve.torch.dcp._functions import plain_of
 from varve.torch.dcp._names import name_of
+from varve.torch.dcp._ranks import Group, together
 
 
 class AsyncSave(Future[Metadata]):
@@ -68,6 +69,22 @@ class Job:
             self.state = plain_of(state_dict)
         except Exception as error:
             self.failure = error
+
+    def failed(self) -> AsyncSave | None:
+        """Returns the save, failed, where an object of some rank has no state. Collective."""
+        try:
+            with together(self.what, self.group) as ranks:
+                ranks.each("state_dict", self._report)
+        except CheckpointError as error:
+            made = AsyncSave()
+            made.set_exception(error)
+            made.staging_completion.set_exception(error)
+            return made
+        return None
+
+    def _report(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
     @property
     def path(self) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -27,6 +26,7 @@ from varve._core import storage
 from varve._values import ObjectLeaf, TensorLeaf
 from varve.errors import CheckpointNotFoundError, UnsupportedError
 from varve.torch._tensors import _DTYPES
+from varve.torch.dcp._compat import StorageInfo
 
 #: The version of the format, as torch writes it since 2.7.
 VERSION = "1.0.0"
@@ -38,7 +38,7 @@ _SAVE_ID = re.compile(
 
 
 @dataclasses.dataclass
-class Stored(_StorageInfo):
+class Stored(StorageInfo):
     """The place of a chunk or value, and its name in the engine.
 
     A planner may give entries of the metadata other names; this stays with them.
@@ -93,7 +93,7 @@ def metadata_of_save(reader: _core.Reader, path: str, save_id: str) -> Metadata:
     """The Metadata of a checkpoint that was just saved, as torch's `save` returns it."""
     metadata = metadata_of(reader, "")
     metadata.storage_data = {
-        index: _StorageInfo(stored.relative_path, stored.offset, stored.length)
+        index: StorageInfo(stored.relative_path, stored.offset, stored.length)
         for index, stored in metadata.storage_data.items()
     }
     metadata.storage_meta = StorageMeta(checkpoint_id=path, save_id=str(uuid.UUID(save_id)))

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -31,13 +30,19 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner
-from torch.distributed.checkpoint.planner_helpers import _create_read_items, _init_state_dict
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+)
 
 from varve import _core
 from varve._core import states
 from varve._engine import collector_at_rest
 from varve.torch._devices import cuda_of
+from varve.torch.dcp._compat import StorageInfo
 from varve.torch.dcp._read import can_be_filled
 from varve.torch.dcp._write import FileReport, WrittenFile, add_tensor
 
@@ -183,11 +188,11 @@ class PlainSavePlanner(SavePlanner):
                 torch.save(value, stream)
                 self._items.set_archive(i, stream.getvalue())
         written = self._items.write(path)
-        stored: dict[MetadataIndex, _StorageInfo] = {}
+        stored: dict[MetadataIndex, StorageInfo] = {}
         for (fqn, value), (offset, length) in zip(self._leaves.items(), written.items, strict=True):
             is_tensor = isinstance(value, torch.Tensor)
             index = MetadataIndex(fqn, _origin(value.dim()), 0) if is_tensor else MetadataIndex(fqn)
-            stored[index] = _StorageInfo(name, offset, length)
+            stored[index] = StorageInfo(name, offset, length)
         return WrittenFile(name, stored, FileReport(written.size, written.report))
 
 
@@ -207,7 +212,6 @@ class PlainLoadPlanner(DefaultLoadPlanner):
         made = PlainLoadPlanner(state, reader)
         with collector_at_rest():
             try:
-                _init_state_dict(state)
                 made._walk(state)
             except Exception:  # Likewise.
                 return None
@@ -276,6 +280,10 @@ class PlainLoadPlanner(DefaultLoadPlanner):
 
     def create_local_plan(self) -> LoadPlan:
         """Returns a plan of the values: the engine has the tensors."""
-        bytes_ = BytesStorageMetadata()
-        items = [_create_read_items(fqn, bytes_, value) for fqn, value in self._values.items()]
-        return LoadPlan([item for each in items for item in each])
+        none = torch.Size((0,))
+        return LoadPlan(
+            [
+                ReadItem(LoadItemType.BYTE_IO, index, none, index, none, none)
+                for index in map(MetadataIndex, self._values)
+            ]
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import Any
 
@@ -20,8 +19,6 @@ from varve.torch.dcp._metadata import metadata_of
 from varve.torch.dcp._names import Names, is_object, is_ours, name_of
 from varve.torch.dcp._plain_plan import PlainLoadPlanner, has_methods_of_its_own
 from varve.torch.dcp._read import PlanReader
-from varve.torch.dcp._same_call import Sent, check_arrived
-from varve.torch.dcp._same_call import begin as begin_call
 
 
 class FileSystemReader(filesystem.FileSystemReader):
@@ -123,16 +120,6 @@ class FileSystemReader(filesystem.FileSystemReader):
         self.storage_data = metadata.storage_data or {}
         self.rank = kwargs.get("rank")
         self.use_collectives = kwargs.get("use_collectives", True)
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Adds that this is a load; see _same_call.py."""
-        begin_call()
-        return dataclasses.replace(plan, storage_data=Sent("load"))
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Raises DifferentCallsError where another rank makes a save; changes nothing."""
-        check_arrived()
-        return [dataclasses.replace(plan, storage_data=None) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads all items of the plan; every planned element has been filled when it returns."""

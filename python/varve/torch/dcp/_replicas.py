@@ -6,11 +6,15 @@
 2. The planner of the coordinator drops replicas from the plans; `storage_data` stays.
 3. The coordinator compares what ranks hold under one name and offsets. It changes nothing: when the
    checkpoint has been published, it warns.
+
+Beside the fingerprints travels the name of the call, for saves by torch's own functions: their collectives match
+calls by their order alone, so a rank that leaves out one save would join the others' with its next one.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,8 +23,49 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from varve import _core
 from varve._engine import warn_of_differences
-from varve.torch.dcp._same_call import Sent
+from varve.errors import PreconditionError
 from varve.torch.dcp._write import add_tensor, is_here, resolves_as_torch
+
+
+class _Arrived(threading.local):
+    """The calls whose plans have come to this thread since its own call began.
+
+    Planners that keep plans hand the coordinator an earlier save's, so what counts is what has arrived.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+
+_arrived = _Arrived()
+
+
+@dataclasses.dataclass
+class Sent:
+    """What a local plan carries to the coordinator besides its items."""
+
+    call: str
+    prints: Fingerprints | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _arrived.calls.append(self.call)
+
+
+def begin_call() -> None:
+    """Forgets what has arrived: this rank begins a call."""
+    _arrived.calls = []
+
+
+def check_arrived() -> None:
+    """On the coordinator: raises PreconditionError where the plans that came are of different calls."""
+    calls = dict.fromkeys(_arrived.calls)
+    begin_call()
+    if len(calls) > 1:
+        raise PreconditionError(
+            f"the ranks are in different calls: {', '.join(calls)}; all ranks must make the same calls "
+            "in the same order"
+        )
 
 
 @dataclasses.dataclass

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
@@ -29,6 +28,7 @@ from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.torch import _by_torch
 from varve.torch._devices import cuda_of, on_host
 from varve.torch._shards import NUMBERS
+from varve.torch.dcp._compat import StorageInfo
 from varve.torch.dcp._turns import ThreadModes, Turns
 
 #: Wraps a stream and names the inverse transforms; torch's `_StorageWriterTransforms`.
@@ -58,7 +58,7 @@ class WrittenFile:
     """A written file whose items have no results of their own: all their places."""
 
     name: str
-    stored: dict[MetadataIndex, _StorageInfo]
+    stored: dict[MetadataIndex, StorageInfo]
     file: FileReport
 
 
@@ -140,7 +140,7 @@ def _write_file(
     report = FileReport(written.size, written.report)
     results = []
     for number, (item, (offset, length)) in enumerate(zip(items, written.items, strict=True)):
-        info = _StorageInfo(name, offset, length)
+        info = StorageInfo(name, offset, length)
         if transform is not None and undone_by[number]:
             info.transform_descriptors = undone_by[number]
         results.append(Written(item.index, length, info, None if number else report))

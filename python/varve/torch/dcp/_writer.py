@@ -23,9 +23,15 @@ from varve.torch.dcp._index import complete
 from varve.torch.dcp._names import Names, is_object, is_ours, name_of
 from varve.torch.dcp._plain_plan import PlainSavePlanner, has_methods_of_its_own
 from varve.torch.dcp._publish import Publication, begin
-from varve.torch.dcp._replicas import can_compare, differing, fingerprints, warn_of
-from varve.torch.dcp._same_call import Sent, check_arrived
-from varve.torch.dcp._same_call import begin as begin_call
+from varve.torch.dcp._replicas import (
+    Sent,
+    begin_call,
+    can_compare,
+    check_arrived,
+    differing,
+    fingerprints,
+    warn_of,
+)
 from varve.torch.dcp._write import split, write_files
 
 _COPY_AHEAD = 10_000_000
@@ -44,7 +50,7 @@ _claims: weakref.WeakValueDictionary[tuple[int, str], FileSystemWriter] = (
 
 
 @dataclasses.dataclass
-class Place(filesystem._StoragePrefix):
+class Place:
     """The place where a rank is to write; the coordinator sends it in SavePlan.storage_data.
 
     Planners that cache plans throw away a plan that has not changed and take the one of an earlier
@@ -52,6 +58,8 @@ class Place(filesystem._StoragePrefix):
     place that arrived last is right, whatever plan the planner then uses.
     """
 
+    prefix: str
+    """What the names of the rank's files begin with."""
     directory: str
     """As the coordinator sees it."""
     first: int
