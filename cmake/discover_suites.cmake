@@ -2,11 +2,9 @@
 # is of (base, tensor, ..., pipeline). Run after each link of the test binary, which itself says
 # what it holds: a suite that was compiled in cannot be forgotten, and the label follows the file.
 # One entry per suite rather than per test: a sanitizer build takes longer to start than most tests run.
-# The suites that take longest are an exception, so that they are shared out among the cores.
+# Crash matrices and exhaustion take longest: an entry per test shares them out among the cores.
 #
 # Arguments: BINARY, SOURCE_DIR, BUILD_DIR, OUTPUT (the ctest file to write), LIST (the JSON to leave).
-
-set(SLOW "Exhaustion|CrashMatrixUncoordinated|OtherFilesCrash")
 
 # A process that the build has just forked may still hold the linked file open for writing: the system
 # then refuses to run it ("text file is busy"), for an instant.
@@ -39,7 +37,7 @@ if(suite_count GREATER 0)
     # src/interop/dcp/x_test.cc is of interop, tests/crash/x_test.cc of crash.
     string(REGEX REPLACE "^[^/]*/([^/]*).*" "\\1" module "${folder}")
     set(properties "PROPERTIES LABELS \"unit;${module}\" TIMEOUT 600")
-    if(NOT name MATCHES "${SLOW}")
+    if(NOT module MATCHES "^(crash|exhaustion)$")
       string(APPEND script
         "add_test([==[${name}]==] [==[${BINARY}]==] [==[--gtest_filter=${name}.*]==])\n"
         "set_tests_properties([==[${name}]==] ${properties})\n")

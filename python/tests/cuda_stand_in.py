@@ -9,15 +9,14 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import subprocess
 import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import torch
-from async_jobs import LONG
 
 from varve import _tree
 from varve.torch import _devices, _tensors
@@ -45,12 +44,8 @@ def library() -> str:
 
 def run_job(program: str, job: str, *arguments: object) -> dict[str, Any]:
     """The result of a job of a program in this folder, in a process of its own with the stand-in."""
-    done = subprocess.run(
-        [sys.executable, Path(__file__).parent / program, library(), job, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-    )
+    here = Path(__file__).parent
+    done = programs.run((here / program).read_text(), library(), job, *arguments, cwd=here)
     assert done.returncode == 0, done.stderr
     out: dict[str, Any] = json.loads(done.stdout)
     return out

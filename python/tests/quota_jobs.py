@@ -28,6 +28,13 @@ def assert_holds(path: Path, value: float) -> None:
     assert read["n"] == value and bool((read["w"] == value).all())
 
 
+def under_quota(rank: int, size: int, at: str, now: str, job: str, *arguments: Any) -> str:
+    """Runs a job of this module. While the file `now` exists no name that matches `at` can be made."""
+    os.environ.update(NO_QUOTA_AT=at, NO_QUOTA_NOW=now)
+    message: str = globals()[job](rank, size, *arguments)
+    return message
+
+
 def quota_is(used_up: bool) -> None:
     """Sets the quota for all ranks."""
     dist.barrier()

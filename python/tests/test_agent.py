@@ -288,6 +288,16 @@ def test_a_trainer_whose_agent_was_killed_is_told_and_saves_again_with_another(
     assert [e.name for e in failed] == ["2"]
 
 
+def test_a_save_right_after_a_stop_starts_another_agent(agent: str, tmp_path: Path) -> None:
+    """The one that ends takes a while to release its memory of 64 MiB."""
+    state = state_of(1, 64)
+    with Stager(executor="process") as stager:
+        for _ in range(30):
+            async_save(state, tmp_path / "a", stager=stager, overwrite=True).result(LONG)
+            varve.agent.stop(LONG)
+    assert_holds(tmp_path / "a", 1, 64)
+
+
 # ---- ranks ----
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import programs
 import pytest
 
 import varve.agent
@@ -73,18 +72,11 @@ def home() -> Iterator[Path]:
 def said(
     home: Path, directories: list[str], rooms: list[int | None], **variables: str
 ) -> list[str]:
-    command = [sys.executable, "-c", MAIN, str(home), str(USER)]
-    done = subprocess.run(
-        [*command, json.dumps(directories), json.dumps(rooms)],
-        env={
-            **os.environ,
-            "VARVE_AGENT": varve.agent.program(),
-            "VARVE_AGENT_IDLE": "5",
-            **variables,
-        },
-        capture_output=True,
-        text=True,
-        timeout=600,
+    program, idle = varve.agent.program(), "5"
+    environment = {"VARVE_AGENT": program, "VARVE_AGENT_IDLE": idle, **variables}
+    done = programs.run(
+        *(MAIN, home, USER, json.dumps(directories), json.dumps(rooms)),
+        env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr
     found: list[str] = json.loads(done.stdout.splitlines()[-1])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import programs
 import pytest
 from async_jobs import LONG, listed
 
@@ -23,21 +23,14 @@ slowly = {"max_write_bandwidth": 16 << 20}
 
 def run_script(text: str, path: Path, ranks: int = 1) -> list[tuple[int, str]]:
     """Exit status and stderr of each rank."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", _BEGIN + text, str(path), str(rank)],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        return [(p.wait(LONG), p.stderr.read() if p.stderr else "") for p in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+
+    def run(rank: int) -> tuple[int, str]:
+        done = programs.run(_BEGIN + text, path, rank, env=environment, timeout=LONG)
+        return done.returncode, done.stderr
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(run, range(ranks)))
 
 
 def assert_whole(path: Path) -> None:

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import programs
 import pytest
 import torch
 from cache_jobs import digest_of, read_for_ever, read_ranks
@@ -57,15 +58,8 @@ def saved(web: Web, name: str, mebibytes: int = 24, seed: int = 0) -> str:
 
 def read(cache: Path, *urls: str, **environment: str) -> list[str]:
     """The lines that a process prints that reads these: its warnings, and digests."""
-    ended = subprocess.run(
-        [sys.executable, "-c", READ, *urls],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parent,
-        env={**os.environ, "VARVE_CACHE_DIR": str(cache), **environment},
-    )
-    return ended.stdout.splitlines()
+    environment = {**os.environ, "VARVE_CACHE_DIR": str(cache), **environment}
+    return programs.output(READ, *urls, env=environment, cwd=Path(__file__).parent).splitlines()
 
 
 def digest(web: Web, name: str) -> str:

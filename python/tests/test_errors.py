@@ -7,14 +7,13 @@ import errno
 import os
 import pickle
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import programs
 import pytest
 import torch
 from rank_jobs import fail_for_late_rank, fail_with_facts
@@ -169,9 +168,7 @@ def test_a_directory_that_is_denied_is_a_permission_error() -> None:
     with tempfile.TemporaryDirectory() as parent:
         os.chmod(parent, 0o755)
         os.mkdir(f"{parent}/denied", mode=0o000)
-        done = subprocess.run(
-            [sys.executable, "-c", AS_NOBODY, parent], capture_output=True, text=True, check=False
-        )
+        done = programs.run(AS_NOBODY, parent)
         assert done.returncode == 0, done.stderr
 
 
@@ -199,7 +196,7 @@ def test_a_wrong_argument_is_a_value_error_and_a_type_error(tmp_path: Path) -> N
 @pytest.mark.parametrize("module", ["varve", "varve.torch"])
 def test_a_path_without_a_checkpoint_has_a_traceback_of_its_own_alone(module: str) -> None:
     code = f"import {module}; {module}.read('/nothing/here')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = programs.run(code)
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.endswith(
         "CheckpointNotFoundError: there is no checkpoint at /nothing/here\n"

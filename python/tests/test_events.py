@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
+import programs
 import pytest
 import torch
 import torch.distributed.checkpoint
@@ -200,8 +201,7 @@ def test_a_trace_has_processes_threads_and_blocks(
     executor: str, agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VARVE_TRACE", "trace.json")  # Relative to where the script begins.
-    command = [sys.executable, "-c", TRACED, str(tmp_path / "c"), executor]
-    subprocess.run(command, check=True, cwd=tmp_path)
+    programs.output(TRACED, tmp_path / "c", executor, cwd=tmp_path)
     varve.agent.stop(600.0)
     text = (tmp_path / "trace.json").read_text()
     events = json.loads(text.rstrip().rstrip(",") + "]")
@@ -226,7 +226,7 @@ def test_a_trace_that_cannot_be_written_harms_no_save(
 ) -> None:
     monkeypatch.setenv("VARVE_TRACE", str(tmp_path / "nowhere" / "trace.json"))
     script = "import logging; logging.basicConfig();" + TRACED
-    command = [sys.executable, "-c", script, str(tmp_path / "c"), "thread"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = programs.run(script, tmp_path / "c", "thread")
+    assert done.returncode == 0, done.stderr
     assert done.stderr.count("VARVE_TRACE: cannot write") == 1
     assert torch.equal(varve.torch.read(tmp_path / "c")["w"], torch.ones(4 << 20))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 #: Takes the extra MiB that the process may still get, and a directory; prints how each call ended.
@@ -55,12 +54,7 @@ print(json.dumps(ended))
 @pytest.mark.slow
 @pytest.mark.parametrize("extra_mib", [0, 4, 40])
 def test_calls_end_when_the_address_space_is_used_up(tmp_path: Path, extra_mib: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(extra_mib), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = programs.run(SCRIPT, extra_mib, tmp_path)
     if done.stderr.startswith("cannot allocate memory for thread-local data: ABORT"):
         return  # The C library ends a process whose new thread has no room for its variables.
     assert done.returncode == 0, done.stderr

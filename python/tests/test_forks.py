@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 SCRIPT = """
@@ -15,7 +14,7 @@ import torch.distributed as dist
 import varve.torch, varve.torch.dcp
 from torch.distributed.checkpoint import FileSystemWriter
 
-way, folder = sys.argv[1:]
+way, folder, world = sys.argv[1:]
 state = {"w": torch.ones(4)}
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 if way == "varve.torch":
@@ -25,7 +24,7 @@ elif way == "dcp":
 else:
     writer = FileSystemWriter(folder)
     varve.torch.dcp.async_save(state, storage_writer=writer).result(60)
-if sys.stdin.readline() == "destroy\\n":
+if world == "destroy":
     dist.destroy_process_group()  # The package then holds the last reference to the groups.
 child = os.fork()
 if child == 0:
@@ -43,12 +42,5 @@ sys.exit(os.waitstatus_to_exitcode(status))
 def test_a_child_forked_after_a_save_ends_as_it_wants_to(
     way: str, world: str, tmp_path: Path
 ) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT, way, str(tmp_path / "c")],
-        input=f"{world}\n",
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    ended = programs.run(SCRIPT, way, tmp_path / "c", world, timeout=120)
     assert ended.returncode == 0, ended.stderr

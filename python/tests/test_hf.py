@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import torch
 from hf_jobs import llama, peak, refused, save_llama, save_random_states, whole_state
@@ -358,7 +359,7 @@ assert varve.verify(sys.argv[1]) == []
 read = varve.torch.read(sys.argv[1], flat=True)
 assert all(torch.equal(read[name], tensor) for name, tensor in state.items())
 """
-    subprocess.run([sys.executable, "-c", code, tmp_path / "m"], check=True, timeout=300)
+    programs.output(code, tmp_path / "m")
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ import hfai_original
 import pytest
 import torch
 from hfai_original import assert_same
-from ranks import errors_of_ranks, run_ranks
+from ranks import errors_of_ranks, fork_context, run_ranks
 
 import varve
 import varve.hfai
@@ -122,7 +121,7 @@ def test_parts_load_onto_sharded_models(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = fork_context()
     path = tmp_path / "latest.pt"
     for attempt in range(4):
         started = context.Event()

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 import slow_open
 
@@ -66,12 +67,7 @@ _CALLS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("call", _CALLS)
 def test_ctrl_c_ends_the_call_and_the_next_one_works(call: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT % _CALLS[call], str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = programs.run(_SCRIPT % _CALLS[call], tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.split()
     assert lines[0] == "interrupted", (done.stdout, done.stderr)

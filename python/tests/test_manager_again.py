@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import programs
 import pytest
 import torch
 
@@ -136,7 +136,7 @@ cell()
 kept = {make.__module__}.CheckpointManager(sys.argv[1])
 kept.save(2, {{"w": np.arange(1000.0)}}, force=True)
 """.replace("varve._numpy_manager", "varve").replace("varve.torch._manager", "varve.torch")
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=120)
+    programs.output(program, tmp_path)
     assert [(step.step, step.state) for step in varve.steps(tmp_path)] == [
         (1, "whole"),
         (2, "whole"),
@@ -237,7 +237,7 @@ def test_saves_that_were_never_finished_are_named(
 import os, sys, numpy as np, varve
 varve.save({"w": np.ones(1 << 20)}, sys.argv[1], progress=lambda done, total: os._exit(9))
 """
-    subprocess.run([sys.executable, "-c", program, str(tmp_path / "step-7")], timeout=120)
+    programs.run(program, tmp_path / "step-7")
     assert varve.list_checkpoints(tmp_path)[0].state == "stale"
     with make(tmp_path) as manager:
         with pytest.raises(varve.CheckpointNotFoundError, match="dead save of step-7"):

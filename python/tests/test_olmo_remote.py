@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import olmo_remote_jobs as jobs
+import programs
 import pytest
 import torch
 import torch.distributed.checkpoint
@@ -278,13 +279,8 @@ try:
 except olmo.OLMoNetworkError as error:
     print("network", error)
 """
-    said = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "VARVE_S3_RETRY_TIMEOUT": "1"},
-    ).stdout
+    nobody = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "VARVE_S3_RETRY_TIMEOUT": "1"}
+    said = programs.output(script, tmp_path, env={**os.environ, **nobody})
     assert said.startswith("network") and "s3://b/x" in said
     assert (tmp_path / "a.pt").is_file()
 

@@ -7,48 +7,63 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
 
+#: Runs a job of each line in ranks, and prints a line with their messages, or with an error.
 MAIN = """
 import json, sys
 import quota_jobs, ranks
 ranks._context.set_forkserver_preload(["torch.distributed.tensor", "varve.torch", "quota_jobs"])
-size, job, *arguments = sys.argv[1:]
-print(json.dumps(ranks.run_ranks(int(size), getattr(quota_jobs, job), *arguments)))
+for line in sys.stdin:
+    size, *arguments = json.loads(line)
+    try:
+        answer = ranks.run_ranks(size, quota_jobs.under_quota, *arguments)
+    except AssertionError as error:
+        answer = str(error)
+    print(json.dumps(answer), flush=True)
 """
+
+Messages = Callable[..., list[str]]
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """A process under no_quota.c that runs jobs. Its imports are paid for once."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler for no_quota.c")
     made = tmp_path_factory.mktemp("lib") / "no_quota.so"
     source = HERE / "no_quota.c"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", made, source, "-ldl"], check=True)
-    return made
+    environment = {**os.environ, "LD_PRELOAD": str(made), "PYTHONPATH": str(HERE)}
+    command = [sys.executable, "-c", MAIN]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.communicate()
 
 
-def messages(library: Path, home: Path, at: str, size: int, job: str, format: str) -> list[str]:
+@pytest.fixture
+def messages(jobs: subprocess.Popen[str], tmp_path: Path) -> Messages:
     """Runs a job with a quota for paths that match `at`; returns each rank's message."""
-    run = home / "run"
+    run = tmp_path / "run"
     run.mkdir()
-    environment = {
-        **os.environ,
-        "LD_PRELOAD": str(library),
-        "NO_QUOTA_AT": at,
-        "NO_QUOTA_NOW": str(home / "now"),
-        "PYTHONPATH": str(HERE),
-    }
-    command = [sys.executable, "-c", MAIN, str(size), job, str(run), format]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    found: list[str] = json.loads(done.stdout.splitlines()[-1])
-    return found
+
+    def call(at: str, size: int, job: str, format: str) -> list[str]:
+        assert jobs.stdin is not None and jobs.stdout is not None
+        words = [size, at, str(tmp_path / "now"), job, str(run), format]
+        print(json.dumps(words), file=jobs.stdin, flush=True)
+        found = json.loads(jobs.stdout.readline())
+        assert isinstance(found, list), found
+        return found
+
+    return call
 
 
 @pytest.mark.parametrize(
@@ -62,9 +77,9 @@ def messages(library: Path, home: Path, at: str, size: int, job: str, format: st
     ],
 )
 def test_the_step_before_stays_all_ranks_say_why_and_the_next_save_works(
-    job: str, at: str, format: str, library: Path, tmp_path: Path
+    job: str, at: str, format: str, messages: Messages
 ) -> None:
-    said = messages(library, tmp_path, at, 2, job, format)
+    said = messages(at, 2, job, format)
     assert len(said) == 2
     for message in said:
         assert "Disk quota exceeded" in message
@@ -73,14 +88,14 @@ def test_the_step_before_stays_all_ranks_say_why_and_the_next_save_works(
 
 
 def test_a_file_of_an_uncoordinated_save_that_gets_no_name_is_no_checkpoint(
-    library: Path, tmp_path: Path
+    messages: Messages,
 ) -> None:
-    said = messages(library, tmp_path, "*/data-*.safetensors", 2, "save_apart", "varve")
+    said = messages("*/data-*.safetensors", 2, "save_apart", "varve")
     assert all(
         "quota of this user" in message and "without coordination" in message for message in said
     )
 
 
-def test_one_process_says_the_same(library: Path, tmp_path: Path) -> None:
-    [message] = messages(library, tmp_path, "*/run/step-2", 1, "save_next", "varve")
+def test_one_process_says_the_same(messages: Messages) -> None:
+    [message] = messages("*/run/step-2", 1, "save_next", "varve")
     assert "quota of this user" in message

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import signal
@@ -13,9 +12,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import fork_context, run_ranks
 from s3_jobs import die_in_a_save, load_ranks, save_asynchronously, save_ranks
 
 import varve
@@ -51,9 +51,7 @@ def test_r2_and_weka_are_servers_with_an_endpoint_of_their_own(
     bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = "import varve.torch; varve.torch.save({'step': 1}, 'weka://b/run/step-1')"
-    process = subprocess.run(  # Apart: this one may have an endpoint of that name already.
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
+    process = programs.run(script)  # Apart: this one may have an endpoint of that name already.
     assert "InvalidArgumentError" in process.stderr and "WEKA_ENDPOINT_URL" in process.stderr
     monkeypatch.setenv("R2_ENDPOINT_URL", os.environ["AWS_ENDPOINT_URL"])
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # Nobody is there.
@@ -170,9 +168,7 @@ def test_what_is_wrong_is_named_and_no_key_is_told(
     script = (
         f"import torch, varve.torch\nvarve.torch.save({{'w': torch.zeros(3)}}, 's3://{name}/c')\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
-    )
+    ended = programs.run(script, env=environment)
     assert ended.returncode == 1
     assert want in ended.stderr
     assert f"s3://{name}/c" in ended.stderr
@@ -329,7 +325,7 @@ def test_a_killed_save_leaves_the_checkpoint_before_it(
 ) -> None:
     path = f"s3://{bucket.name}/c"
     varve.torch.save(small_state(7), path)
-    context = multiprocessing.get_context("spawn")
+    context = fork_context()
     for after in (0.6, 1.1):
         child = context.Process(target=die_in_a_save, args=(s3_server, path, after))
         child.start()

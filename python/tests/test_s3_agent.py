@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import agent_jobs
+import programs
 import pytest
 import s3_jobs
 from async_jobs import LONG, assert_holds, state_of, wait_until
@@ -75,7 +74,7 @@ def test_an_agent_that_was_started_without_keys_has_those_of_each_trainer(
         "import sys, torch, varve.torch as v;"
         "v.async_save({'w': torch.ones(9)}, sys.argv[1], executor='process').result()"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "local")], env=bare, check=True)
+    programs.output(code, tmp_path / "local", env=bare)
     status = varve.agent.status()
     assert status is not None
     environment = Path(f"/proc/{status.pid}/environ").read_bytes()

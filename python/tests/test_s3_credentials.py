@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import programs
 import pytest
 import torch
 
@@ -90,8 +91,7 @@ def test_a_child_that_is_forked_while_keys_are_asked_for_reads(
     path, keys = server
     varve.set_s3_credentials(lambda: keys)
     varve.torch.save({"w": torch.ones(3)}, path)
-    words = [sys.executable, "-c", FORK, path, keys.access_key, keys.secret_key]
-    subprocess.run(words, check=True, timeout=120)
+    programs.output(FORK, path, keys.access_key, keys.secret_key, timeout=120)
 
 
 def test_the_keys_of_a_boto3_session(

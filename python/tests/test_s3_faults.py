@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 from fault_proxy import KINDS, PASSING, FaultProxy
 from ranks import collect, run_ranks
@@ -185,13 +184,11 @@ def test_nothing_that_is_produced_tells_a_key(
         f"varve.torch.load(state, 's3://{bucket.name}/told/{kind}')\n"
     )
     proxy.plan(kind, 7)
-    ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, env=environment, check=False
-    )
+    ended = programs.run(script, env=environment)
     proxy.plan("none", 0)
     assert (ended.returncode == 0) == (kind in PASSING), ended.stderr
-    assert (b"tried again in" if kind in PASSING else b"ExpiredToken") in ended.stderr
-    produced = [ended.stdout, ended.stderr]
+    assert ("tried again in" if kind in PASSING else "ExpiredToken") in ended.stderr
+    produced = [ended.stdout.encode(), ended.stderr.encode()]
     produced += [path.read_bytes() for path in tmp_path.iterdir()]
     produced += [one.get()["Body"].read() for one in bucket.objects.filter(Prefix="told/")]
     assert len(produced) > 2

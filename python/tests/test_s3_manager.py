@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import manager_jobs
+import programs
 import pytest
 import s3_jobs
 import torch
@@ -58,13 +59,7 @@ def keys_below(bucket: Any, prefix: str) -> list[str]:
 
 
 def train(run: str, last: int, dies: int = 0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", TRAIN, run, str(last), str(dies)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    return programs.run(TRAIN, run, last, dies, timeout=120)
 
 
 def varve_command(*arguments: str) -> str:
@@ -366,7 +361,7 @@ with varve.torch.CheckpointManager(sys.argv[1], every=varve.Every(steps=1)) as m
 """
     monkeypatch.setenv("VARVE_S3_UNSIGNED", "1")
     began = time.monotonic()
-    ended = subprocess.run([sys.executable, "-c", code, run], capture_output=True, text=True)
+    ended = programs.run(code, run)
     assert ended.returncode == 0, ended.stderr
     assert "nothing can be saved there" in ended.stderr and time.monotonic() - began < 60
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import torch
 from ranks import run_ranks
@@ -80,13 +81,8 @@ def bucket(twin: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def run(environment: dict[str, str], script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", f"import torch, varve, varve.torch\n{script}"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        check=False,
-    )
+    text = f"import torch, varve, varve.torch\n{script}"
+    return programs.run(text, env={**os.environ, **environment})
 
 
 def test_the_twin_is_awkward(bucket: Any) -> None:

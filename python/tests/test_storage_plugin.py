@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import programs
 import pytest
 import torch
 from ranks import run_ranks
@@ -40,6 +41,11 @@ def state(value: int = 1) -> dict[str, Any]:
     return {"model": {"w": np.full((700, 1000), value, dtype=np.int64)}, "step": value}
 
 
+def environment() -> dict[str, str]:
+    """The environment of programs that find this folder's modules."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([HERE, *filter(None, sys.path)])}
+
+
 def run_python(program: str, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
@@ -47,7 +53,7 @@ def run_python(program: str, *arguments: str, **more: Any) -> subprocess.Complet
         text=True,
         check=False,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([HERE, *filter(None, sys.path)])},
+        env=environment(),
         **more,
     )
 
@@ -367,7 +373,7 @@ def test_ctrl_c_ends_a_save_when_the_call_returns(tmp_path: Path) -> None:
         "try:\n    varve.save({'w': np.zeros(1000)}, 'slow://b/x')\n"
         "except KeyboardInterrupt:\n    print('interrupted')\n"
     )
-    ended = run_python(program, database)
+    ended = programs.run(program, database, env=environment())
     assert ended.stdout == "interrupted\n", ended.stdout + ended.stderr
     store = sqlite_store()(database)
     assert not any("varve.json" in one.name for one in store._infos("1 = ?", 1))
@@ -376,7 +382,7 @@ def test_ctrl_c_ends_a_save_when_the_call_returns(tmp_path: Path) -> None:
 def test_a_save_under_way_is_finished_at_exit(tmp_path: Path) -> None:
     database = str(tmp_path / "objects.db")
     program = SLOW + "varve.torch.async_save({'w': torch.ones(1000)}, 'slow://b/x')\n"
-    ended = run_python(program, database)
+    ended = programs.run(program, database, env=environment())
     assert ended.returncode == 0, ended.stderr
     varve.register_storage("slow", sqlite_store()(database))
     try:
@@ -396,7 +402,7 @@ def test_a_store_is_called_no_more_once_the_interpreter_ends(tmp_path: Path) -> 
         "time.sleep(0.5)\n"
         "print('ends')\n"
     )
-    ended = run_python(program, str(tmp_path / "objects.db"))
+    ended = programs.run(program, tmp_path / "objects.db", env=environment())
     assert ended.stdout == "ends\n"
     assert ended.returncode == 0, ended.stderr
 
@@ -412,7 +418,7 @@ def test_a_forked_child_uses_the_store(tmp_path: Path) -> None:
         "status = os.waitpid(child, 0)[1]\n"
         "print(os.waitstatus_to_exitcode(status), varve.read('slow://b/y')['step'])\n"
     )
-    ended = run_python(program, str(tmp_path / "objects.db"))
+    ended = programs.run(program, tmp_path / "objects.db", env=environment())
     assert ended.stdout == "7 2\n", ended.stderr
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import torch
 from ranks import run_ranks
@@ -52,14 +53,7 @@ def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterat
 def train(
     run: Path, remote: str, last: int, dies: int = 0, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", TRAIN, str(run), remote, str(last), str(dies)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=180,
-        env={**os.environ, **environment},
-    )
+    return programs.run(TRAIN, run, remote, last, dies, env={**os.environ, **environment})
 
 
 def steps_in(run: str | Path) -> list[int]:
@@ -225,13 +219,9 @@ def test_saves_do_not_wait_one_after_the_other_for_a_server_that_is_gone(
     ) as proxy:
         assert proxy.stdout is not None
         endpoint = proxy.stdout.readline().strip()
-        job = subprocess.run(
-            [sys.executable, "-c", LOSES_ITS_SERVER, str(run), remote, str(proxy.pid)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=180,
-            env={**os.environ, "AWS_ENDPOINT_URL": endpoint, "VARVE_S3_RETRY_TIMEOUT": "2"},
+        environment = {"AWS_ENDPOINT_URL": endpoint, "VARVE_S3_RETRY_TIMEOUT": "2"}
+        job = programs.run(
+            LOSES_ITS_SERVER, run, remote, proxy.pid, env={**os.environ, **environment}
         )
     assert job.returncode == 0, job.stderr
     told = dict(json.loads(job.stdout.splitlines()[-1]))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import torch
 from torch import nn
@@ -272,7 +271,7 @@ def test_without_the_class_the_inner_tensors_come_back(tmp_path: Path) -> None:
         "assert list(w) == ['a', 'b'] and (w['b'] - w['a'] - 1).abs().max() < 1e-5\n"
         "assert not any('two_tensor' in name for name in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", text, str(path)], capture_output=True, text=True)
+    done = programs.run(text, path)
     assert done.returncode == 0, done.stderr
     assert "TwoTensor" in done.stderr and "has not imported" in done.stderr
     assert set(varve.read(path)["m"]["w"]) == {"a", "b"}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import http
 import io
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import torch
 import torch.distributed.checkpoint as stock
@@ -180,10 +179,7 @@ def test_a_program_without_the_class_gets_the_inner_tensors(tmp_path: Path) -> N
         f"w = varve.torch.read({str(tmp_path / 'c')!r})['w']\n"
         "print(type(w).__name__, sorted(w), any(m.startswith('torchao') for m in sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "dict ['qdata', 'scale', 'zero_point'] False"
+    assert programs.output(script).strip() == "dict ['qdata', 'scale', 'zero_point'] False"
 
 
 def test_without_a_pickle_torch_finds_the_inner_tensors(tmp_path: Path) -> None:

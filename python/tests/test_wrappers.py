@@ -222,10 +222,10 @@ def test_a_hundred_thousand_names_take_time_in_proportion(tmp_path: Path) -> Non
         saved = {f"module.layers.{i}.w": np.ones(1, np.float32) for i in range(count)}
         varve.save({"model": saved}, tmp_path / str(count))
         state = {"model": {f"layers.{i}.w": np.zeros(1, np.float32) for i in range(count)}}
-        begin = time.perf_counter()
+        begin = time.process_time()
         varve.load(state, tmp_path / str(count))
         assert state["model"]["layers.7.w"][0] == 1
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
     assert seconds(100_000) < 10 * (seconds(20_000) + 0.1)
 
@@ -343,8 +343,8 @@ def test_a_refusal_of_many_names_takes_time_in_proportion(tmp_path: Path) -> Non
     def seconds(count: int) -> float:
         varve.save(entries(" ".join(f"a.{i}.w" for i in range(count))), tmp_path / str(count))
         state = entries(" ".join(f"b.{i}.w" for i in range(count)))
-        begin = time.perf_counter()
+        begin = time.process_time()
         assert "rename={'a.': 'b.'} finds all" in refusal(state, tmp_path / str(count))
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
     assert seconds(100_000) < 10 * (seconds(20_000) + 0.1)

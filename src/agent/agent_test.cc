@@ -220,6 +220,15 @@ TEST(Agent, ThatIsStoppedLeavesTheMemoryOfTrainersThatLiveAlone) {
   EXPECT_TRUE(Load(dir / "c", training.memory.size()) == training.memory);
 }
 
+TEST(Agent, StoppingItFailsAtOnceWhereItsDirectoryCannotBeUsed) {
+  const TempDir dir;
+  std::ofstream(dir / "file") << "no directory";
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_TRUE(FailsWith(StopAgent(600s, dir / "file/agent"), StatusCode::kUnavailable,
+                        {"VARVE_AGENT_DIR names another"}));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 300s);
+}
+
 TEST(Agent, AStateIsLoadedFromItsMemoryUntilTheNextOneTakesItsPlace) {
   AgentHere agent;
   const TempDir dir;

@@ -222,10 +222,11 @@ namespace {
 
 /// Sends `verb` and waits for the answer. An agent that is ending or was killed may still take
 /// connections: the next attempt tells. The agent may be of another version. After a kStop, returns
-/// when the agent has closed the connection.
+/// when the agent has closed the connection. A directory that cannot be used is an error at once.
 Status AskForTheEnd(AgentVerb verb, std::chrono::milliseconds timeout,
                     const std::string& directory) {
   const Deadline deadline = After(timeout);
+  VARVE_RETURN_IF_ERROR(CheckPrivate(EndpointIn(directory).directory, /*make=*/false));
   while (true) {
     const auto agent = Connect(directory, deadline);
     Status status =

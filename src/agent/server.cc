@@ -258,8 +258,10 @@ class AgentServer {
   bool full_ = false;     // No descriptors are left for new connections.
   std::optional<Clock::time_point> full_since_;
   Clock::time_point idle_since_ = Clock::now();
-  AgentRequests requests_;
+  // The oldest are destroyed first, after the sessions: the connection of who has asked for the end
+  // is the last one that closes.
   std::list<SocketPeer> peers_;
+  AgentRequests requests_;
 };
 
 }  // namespace

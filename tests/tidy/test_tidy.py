@@ -43,7 +43,7 @@ EVERYTHING = ["src/base/b.cc", "src/base/d.cc", "tools/varve/ls.cc"]
         ({"include/varve/a.h"}, ["src/base/b.cc", "tools/varve/ls.cc"]),
         ({"docs/python.md"}, []),
         ({".clang-tidy"}, EVERYTHING),
-        ({"CMakePresets.json"}, EVERYTHING),
+        ({"CMakeLists.txt"}, []),  # The flags that come of it are compared.
     ],
 )
 def test_sources_that_include_a_change_are_checked(
@@ -55,7 +55,27 @@ def test_sources_that_include_a_change_are_checked(
 def test_a_tree_that_the_clone_does_not_have_means_all_sources(
     tidy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "checked_tree").write_text("0" * 40 + "\n")
+    (tmp_path / "checked_tree").write_text("0" * 40 + "\nas now\n")
     monkeypatch.setattr(tidy, "CHECKED", tmp_path / "checked_tree")
     monkeypatch.setattr(tidy, "sources", lambda: EVERYTHING)
+    monkeypatch.setattr(tidy, "configuration", lambda: "as now")
+    assert tidy.select(whole=False) == EVERYTHING
+
+
+def test_other_flags_mean_all_sources(
+    tidy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled_with(flags: str, root: str) -> str:
+        command = f"{root}/clang++ {flags} -I{root}/src -c {root}/src/base/d.cc"
+        monkeypatch.setattr(tidy, "commands", lambda: [{"command": command}])
+        configured: str = tidy.configuration()
+        return configured
+
+    (tmp_path / "checked_tree").write_text("tree\n" + compiled_with("-Wall", "/a") + "\n")
+    monkeypatch.setattr(tidy, "CHECKED", tmp_path / "checked_tree")
+    monkeypatch.setattr(tidy, "sources", lambda: EVERYTHING)
+    monkeypatch.setattr(tidy, "changed_files", lambda tree: set())
+    compiled_with("-Wall", "/b")
+    assert tidy.select(whole=False) == []
+    compiled_with("-Wall -DA", "/b")
     assert tidy.select(whole=False) == EVERYTHING

@@ -5,13 +5,15 @@
     tidy.py --all      every source; before a release
     tidy.py --record   as without; then notes the tree of HEAD as checked, if nothing was found
 
-tests/tidy/checked_tree names that tree (a git tree, which commits that are written anew keep). Where
-the clone does not have it, or what configures clang-tidy differs, every source is checked.
+tests/tidy/checked_tree names that tree (a git tree, which commits that are written anew keep) and what
+configured clang-tidy then. Where the clone does not have the tree, or the configuration differs, every
+source is checked.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -25,9 +27,7 @@ CHECKED = ROOT / "tests" / "tidy" / "checked_tree"
 CLANG_TIDY = "clang-tidy-19"
 
 #: A difference in one of these may change what is found anywhere.
-CONFIGURES = re.compile(
-    r"(^|/)\.clang-tidy$|^CMakePresets\.json$|^CMakeLists\.txt$|^cmake/|^setup$"
-)
+CONFIGURES = re.compile(r"(^|/)\.clang-tidy$")
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 #: How many warnings in other people's headers were left out, and the like.
@@ -48,10 +48,24 @@ def changed_files(tree: str) -> set[str]:
     return {name for name in (*differing, *new) if name}
 
 
+def commands() -> list[dict[str, str]]:
+    """Returns how the preset compiles each source."""
+    found: list[dict[str, str]] = json.loads(
+        (ROOT / "build" / "tidy" / "compile_commands.json").read_text()
+    )
+    return found
+
+
+def configuration() -> str:
+    """Returns a digest of the version of clang-tidy and of the flags, less paths, that it is given."""
+    version = subprocess.run([CLANG_TIDY, "--version"], check=True, capture_output=True).stdout
+    flags = {" ".join(w for w in one["command"].split() if "/" not in w) for one in commands()}
+    return hashlib.sha256(version + "\n".join(sorted(flags)).encode()).hexdigest()
+
+
 def sources() -> list[str]:
     """Our sources that the preset compiles, relative to the repository."""
-    commands = json.loads((ROOT / "build" / "tidy" / "compile_commands.json").read_text())
-    paths = (Path(entry["directory"], entry["file"]).resolve() for entry in commands)
+    paths = (Path(entry["directory"], entry["file"]).resolve() for entry in commands())
     ours = (path.relative_to(ROOT) for path in paths if path.is_relative_to(ROOT))
     generated = (".venv", "build")
     return sorted({str(path) for path in ours if path.parts[0] not in generated})
@@ -92,8 +106,12 @@ def select(whole: bool) -> list[str]:
     everything = sources()
     if whole or not CHECKED.is_file():
         return everything
+    tree, _, configured = CHECKED.read_text().strip().partition("\n")
+    if configured != configuration():
+        print("tidy: all sources, for clang-tidy is configured in another way")
+        return everything
     try:
-        return to_check(everything, changed_files(CHECKED.read_text().strip()))
+        return to_check(everything, changed_files(tree))
     except RuntimeError as error:
         print(f"tidy: all sources, for {error}")
         return everything
@@ -118,7 +136,7 @@ def main() -> int:
                 print(f"{name}:\n{output}" if output else f"{name}: {CLANG_TIDY} ended with {code}")
     print(f"tidy: {len(names)} of {len(sources())} sources checked, {failed} with findings")
     if arguments.record and not failed:
-        CHECKED.write_text(git("rev-parse", "HEAD^{tree}"))
+        CHECKED.write_text(git("rev-parse", "HEAD^{tree}") + configuration() + "\n")
     return 1 if failed else 0
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import OrderedDict
 from concurrent.futures import Future
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import dcp_async_jobs as jobs
 import dcp_jobs
+import programs
 import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
@@ -197,7 +196,7 @@ def test_the_end_of_the_interpreter_waits_for_the_save(tmp_path: Path) -> None:
         "dcp.async_save({'w': torch.arange(5e6)}, checkpoint_id=sys.argv[1], no_dist=True)\n"
         "raise SystemExit(3)"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "step")], check=False)
+    done = programs.run(script, tmp_path / "step")
     assert done.returncode == 3
     assert torch.equal(varve.torch.read(tmp_path / "step")["w"], torch.arange(5e6))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import dcp_jobs as jobs
+import programs
 import pytest
 import slow_open
 import torch
@@ -45,7 +46,7 @@ dcp.load({"w": torch.ones(2)}, checkpoint_id="/nothing/here")
 
 
 def test_a_load_of_no_checkpoint_is_one_line_below_its_traceback() -> None:
-    done = subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True, check=False)
+    done = programs.run(LOAD)
     assert done.stderr.count("Traceback") == 1
     assert "metadata" not in done.stderr
     assert done.stderr.endswith(
