@@ -40,7 +40,7 @@ bool WantsTornCheck(const StagedSaveOptions& options) {
 
 }  // namespace
 
-AsyncJob::AsyncJob(State state, std::string path, StagedSaveOptions options, WriteWhen when,
+AsyncJob::AsyncJob(State state, std::string path, AsyncSaveOptions options, WriteWhen when,
                    const JobPlace& place, Status ready)
     : state_(std::move(state)),
       path_(std::move(path)),
@@ -362,7 +362,7 @@ void AsyncJob::End(JobEvent event, Result<AsyncSaveReport> result) {
     ReportOutcome(
         what_, rank_, result.status(), result.ok() ? &*result : nullptr,
         deferred() ? "is with the agent, which writes it if this process ends" : "is durable");
-    Deliver(std::move(result));
+    outcome_.Deliver(std::move(result));
     FlushTraceOf(rank_);  // Last: its file may be on a storage that hangs.
   }
 }

@@ -1,7 +1,9 @@
-"""async_save and defer_save: saves in the background.
+"""save, async_save and defer_save.
 
-The engine copies the state in the call and writes the copy on threads of its own, without the GIL
-(src/async/job.cc), or submits it to the agent. How a call begins is in _background.py.
+Each makes the engine's options of its arguments, in the call of all ranks; what is below takes them whole.
+The engine writes while the caller waits, or copies the state in the call and writes the copy on threads of
+its own, without the GIL (src/async/job.cc), or submits it to the agent. How a call in the background begins
+is in _background.py.
 """
 
 from __future__ import annotations
@@ -10,15 +12,117 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from varve import _hf
+from varve import _core, _engine, _hf
+from varve._core import SaveReport, background
 from varve._files import Source as FileSource
 from varve._hf import HfOptions
-from varve._upload import copy_of, refuse_upload_apart
+from varve._upload import copy_of, target_of
 from varve._wrappers import to_save
 from varve.errors import InvalidArgumentError
-from varve.torch._background import Call, begin
+from varve.torch import _run
+from varve.torch._background import begin
 from varve.torch._handle import DeferredSaveHandle, SaveHandle
 from varve.torch._stager import Stager
+from varve.torch._tensors import TorchArrays
+
+
+def save(
+    state_dict: Mapping[Any, Any],
+    path: str | os.PathLike[str],
+    *,
+    process_group: Any = None,
+    overwrite: bool | Literal["damaged"] = False,
+    files: Mapping[str, FileSource] | None = None,
+    allow_pickle: bool = False,
+    coordinate: bool = True,
+    format: Literal["varve", "dcp", "hf"] = "varve",
+    hf: HfOptions | None = None,
+    strip_wrappers: bool = False,
+    save_id: bytes | None = None,
+    on_difference: Literal["keep", "first", "error"] = "keep",
+    check_replicas: Literal["samples", "full"] = "samples",
+    timeout: float = 1800.0,
+    upload_to: str | os.PathLike[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> SaveReport:
+    """Saves the ranks' states as one checkpoint, the directory `path`.
+
+    Collective over the process group: all ranks call it with the same path. Returns on every rank when
+    the checkpoint is durable and visible, or raises the same error on every rank; then none has become
+    visible and an older one at `path` is intact. Tensors must not change until it returns. The GIL is
+    released while bytes move.
+
+    Args:
+        state_dict: Tensors and plain values under the same name on several ranks are replicas and are
+            stored once; wrap what differs between ranks in `PerRank`. See `on_difference`.
+        path: On storage that all ranks share; parents are made as needed.
+        process_group: Defaults to all ranks of torch.distributed, or one process without it.
+        overwrite: Replace a checkpoint at `path`, which stays loadable until the new one is durable. Files
+            in its directory that are not part of it are kept. With "damaged", replace it only if it does
+            not verify: rank 0 reads all of it first, under the name's lock.
+        files: Files that belong to the checkpoint and are replaced with it, such as a `config.json` or a
+            tokenizer: by name ("tokenizer/vocab.json" is in a folder), their content as bytes or the
+            path to read it from, now. See `varve.files`. At most 256 MiB in all.
+            Those of rank 0 count; not with `coordinate=False`.
+        allow_pickle: Store values of unknown types as pickles, instead of refusing them.
+        coordinate: False saves without the ranks connected to each other: each publishes its own file,
+            and the directory is a checkpoint once all are there. Replicas are then stored by every
+            rank.
+        format: "varve"; "dcp" for a checkpoint that stock PyTorch opens: `.metadata` and `.distcp`
+            files, committed like any other and with Varve's checksums in the index; or "hf" for a folder that
+            Hugging Face's tools open: safetensors files with whole tensors, into which every rank writes
+            its parts in place, and their index. It holds tensors alone: give the model's state dict. Of
+            tied tensors the first of the state is stored. What shards have of shared pages of 4 KiB (edges
+            of rows, all of shards by columns) is refused where it is more than 1 GiB.
+        hf: Options of format="hf".
+        strip_wrappers: Leave the parts out of names that wrappers of modules add: `_orig_mod`,
+            `_checkpoint_wrapped_module`, `_fsdp_wrapped_module` and `module`. (A load needs no such thing: it
+            takes names that differ by these alone for the same.)
+        save_id: 16 bytes that name the attempt, only for `coordinate=False` and the same on all ranks.
+            By default it follows from the job's rendezvous store, the path and a count of saves.
+        on_difference: What to do when ranks hold different values of a tensor, of a shard of it, or of a
+            plain value, under one name. "keep" saves each different value once, with the ranks that
+            hold it: `load` on as many ranks gives each its own back. "first" saves the value of the
+            lowest of these ranks; so does "keep" in all formats but "varve", which have one value for
+            a name. Both list the names in `report.differing_tensors` and `report.differing_objects`
+            on rank 0, and warn there, once for each name in the checkpoints of one directory. "error"
+            raises PreconditionError on all ranks before anything is written, if tensors differ.
+        check_replicas: "samples" compares all of a shard of up to 64 KiB, and 64 samples of 64 bytes of
+            a larger one: that finds replicas that have diverged, not one flipped bit. "full" compares
+            all bytes, which takes one more pass over all that each rank holds. Replicas are not
+            compared with `coordinate=False`.
+        timeout: Seconds any rank waits for the others, the slowest rank's writing included.
+        upload_to: The name of a copy in another storage, such as "s3://bucket/run/step-100". All ranks upload;
+            the call returns when both are durable. If the upload fails, all ranks raise, and the
+            checkpoint at `path` stays; `varve.upload` makes the copy then. Not with `coordinate=False`.
+        progress: Called from other threads with bytes written and bytes in all, on this rank.
+
+    Raises:
+        CheckpointExistsError: `path` holds a checkpoint and `overwrite` is false, or "damaged" and it is
+            not.
+        InvalidArgumentError: Something cannot be stored, or ranks disagree about a tensor.
+        PreconditionError: Another save of this name is under way, ranks do not share the storage, or
+            replicas differ and `on_difference` is "error".
+        OutOfSpaceError, UnavailableError: Writing failed or a rank is lost; each is named.
+    """
+    content = _engine.Content(to_save(state_dict, strip_wrappers), files, allow_pickle, hf)
+    own_id = _run.save_id(path, process_group, save_id, coordinate)
+    with _run.ranks(path, process_group, timeout, coordinate) as ranks:
+        options = _core.SaveOptions(
+            overwrite=overwrite,
+            coordinate=coordinate,
+            format=format,
+            save_id=own_id,
+            on_difference=on_difference,
+            check_replicas=check_replicas,
+            timeout=timeout,
+            shard_size=_hf.shard_size(hf),
+            upload_to=target_of(upload_to),
+            progress=progress,
+        )
+        return _engine.save(
+            content, path, TorchArrays(), ranks, options, lambda: copy_of(path, upload_to, options)
+        )
 
 
 def async_save(
@@ -101,38 +205,46 @@ def async_save(
     Raises:
         InvalidArgumentError: The arguments themselves make no sense.
     """
-    if not coordinate:
-        refuse_upload_apart(upload_to)
-    call = Call(
-        kind=SaveHandle,
-        state=to_save(state_dict, strip_wrappers),
-        path=path,
-        upload=copy_of(path, upload_to, overwrite, timeout),
+    content = _engine.Content(to_save(state_dict, strip_wrappers), files, allow_pickle, hf)
+
+    def made_options(own_id: bytes | None) -> background.AsyncSaveOptions:
+        return background.AsyncSaveOptions(
+            save=_core.SaveOptions(
+                overwrite=overwrite,
+                coordinate=coordinate,
+                format=format,
+                save_id=own_id,
+                on_difference=on_difference,
+                check_replicas=check_replicas,
+                timeout=timeout,
+                max_write_bandwidth=max_write_bandwidth,
+                shard_size=_hf.shard_size(hf),
+                upload_to=target_of(upload_to),
+                progress=progress,
+            ),
+            overlapped=staging == "overlapped",
+            check_torn=check_torn,
+            retries=retries,
+            deadline=deadline,
+        )
+
+    return begin(
+        SaveHandle,
+        content,
+        path,
+        made_options,
         process_group=process_group,
         stager=stager,
         executor=executor,
         staging=staging,
         guard=guard,
-        files=files,
-        hf=hf,
-        allow_pickle=allow_pickle,
+        timeout=timeout,
         on_failure=on_failure,
         on_end=on_done,
-        timeout=timeout,
         coordinate=coordinate,
         save_id=save_id,
-        save={
-            "overwrite": overwrite,
-            "format": format,
-            "shard_size": _hf.shard_size(hf),
-            "on_difference": on_difference,
-            "check_replicas": check_replicas,
-            "max_write_bandwidth": max_write_bandwidth,
-            "progress": progress,
-        },
-        staged={"retries": retries, "deadline": deadline, "check_torn": check_torn},
+        upload_to=upload_to,
     )
-    return begin(call)
 
 
 def defer_save(
@@ -204,31 +316,36 @@ def defer_save(
             f"the stager was made with executor={stager.executor!r}: defer_save needs one with "
             'executor="process"'
         )
-    call = Call(
-        kind=DeferredSaveHandle,
-        state=to_save(state_dict, strip_wrappers),
-        path=path,
+    content = _engine.Content(to_save(state_dict, strip_wrappers), files, allow_pickle, hf)
+
+    def made_options(_: bytes | None) -> background.AsyncSaveOptions:
+        return background.AsyncSaveOptions(
+            save=_core.SaveOptions(
+                overwrite=overwrite,
+                format=format,
+                on_difference=on_difference,
+                check_replicas=check_replicas,
+                timeout=timeout,
+                max_write_bandwidth=max_write_bandwidth,
+                shard_size=_hf.shard_size(hf),
+            ),
+            overlapped=staging == "overlapped",
+            check_torn=check_torn,
+            retries=retries,
+            deadline=deadline,
+        )
+
+    return begin(
+        DeferredSaveHandle,
+        content,
+        path,
+        made_options,
         process_group=process_group,
         stager=stager,
         executor="process",
         staging=staging,
         guard=guard,
-        files=files,
-        hf=hf,
-        allow_pickle=allow_pickle,
+        timeout=timeout,
         on_failure=on_failure,
         on_end=on_held,
-        timeout=timeout,
-        coordinate=True,
-        save_id=None,
-        save={
-            "overwrite": overwrite,
-            "format": format,
-            "shard_size": _hf.shard_size(hf),
-            "on_difference": on_difference,
-            "check_replicas": check_replicas,
-            "max_write_bandwidth": max_write_bandwidth,
-        },
-        staged={"retries": retries, "deadline": deadline, "check_torn": check_torn},
     )
-    return begin(call)
