@@ -276,14 +276,13 @@ Status AsyncJob::AwaitReady() {
 }
 
 Result<AsyncSaveReport> AsyncJob::WriteIn(Coordinator& background, const Status& ready) {
-  const WriteAttempts attempts{path_, options_.save.coordinate, options_.retries,
-                               options_.retry_delay, options_.save.stop};
   if (submitter_ == nullptr) {
-    return WriteWithRetries(*session_, staged_file_.get(), background, attempts, ready);
+    return WriteWithRetries(*session_, staged_file_.get(), background, path_, options_, ready);
   }
   if (!deferred()) {
     return Guarded([&] {
-      return submitter_->Write(turn_, with_other_, *session_, &staged_file_, attempts, ready);
+      return submitter_->Write(turn_, with_other_, *session_, &staged_file_, path_, options_,
+                               ready);
     });
   }
   // A submitted save is kept, even if it has been cancelled since.
