@@ -32,8 +32,9 @@ void CheckClaims(const DataFileHeader& header) {
     at = chunk.bytes.end;
   }
   VARVE_FUZZ_CHECK(at <= header.data_bytes);
-  VARVE_FUZZ_CHECK(header.rank < header.world_size);
-  VARVE_FUZZ_CHECK(header.block_crc32c.size() == DivideUp(header.data_bytes, header.block_bytes));
+  VARVE_FUZZ_CHECK(header.identity.rank < header.identity.world_size);
+  VARVE_FUZZ_CHECK(header.block_crc32c.size() ==
+                   DivideUp(header.data_bytes, header.identity.block_bytes));
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "varve/checkpoint.h"
@@ -26,6 +27,7 @@
 
 namespace varve {
 
+class AsyncJob;
 class SaveExecutor;
 
 /// The effect of a new save while as many as allowed are under way.
@@ -134,32 +136,38 @@ class AsyncSaveHandle {
   /// ranks learn of it in the next exchange, so they write their files to the end first.
   void Cancel() const;
 
-  struct Impl;
-  explicit AsyncSaveHandle(std::shared_ptr<Impl> impl);
+  explicit AsyncSaveHandle(std::shared_ptr<AsyncJob> job);
 
  private:
-  std::shared_ptr<Impl> impl_;
+  std::shared_ptr<AsyncJob> job_;
 };
 
 /// A deferred save under way. Copies refer to the same save. Threads: safe.
 class DeferredSaveHandle {
  public:
+  using Held = std::shared_future<Result<DeferredReport>>;
+
   /// As AsyncSaveHandle::staged.
-  [[nodiscard]] std::shared_future<Status> staged() const;
+  [[nodiscard]] std::shared_future<Status> staged() const { return save_.staged(); }
   /// Ready when the agent holds this rank's copy, or never will; other ranks may end otherwise.
-  [[nodiscard]] std::shared_future<Result<DeferredReport>> held() const;
+  [[nodiscard]] Held held() const { return held_; }
   /// As AsyncSaveHandle::differing_tensors.
-  [[nodiscard]] std::vector<std::string> differing_tensors() const;
-  [[nodiscard]] std::vector<std::string> differing_objects() const;
+  [[nodiscard]] std::vector<std::string> differing_tensors() const {
+    return save_.differing_tensors();
+  }
+  [[nodiscard]] std::vector<std::string> differing_objects() const {
+    return save_.differing_objects();
+  }
   /// Gives the save up on this rank, unless the agent holds its copy already. The agents of the
   /// other ranks never write a save that one rank has not submitted.
-  void Cancel() const;
+  void Cancel() const { save_.Cancel(); }
 
-  struct Impl;
-  explicit DeferredSaveHandle(std::shared_ptr<Impl> impl);
+  DeferredSaveHandle(AsyncSaveHandle save, Held held)
+      : save_(std::move(save)), held_(std::move(held)) {}
 
  private:
-  std::shared_ptr<Impl> impl_;
+  AsyncSaveHandle save_;
+  Held held_;
 };
 
 /// The memory and the threads of a process's asynchronous saves. The saves of one stager are

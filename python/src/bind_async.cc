@@ -51,12 +51,14 @@ std::function<void(const Status&)> OnStaged(nb::object function, const std::stri
 }
 
 /// Calls `function` with (report or None, None or exception).
-template <class Report>
-std::function<void(const Result<Report>&)> OnEnd(nb::object function, const std::string& path) {
-  return [tell = Shared(std::move(function)), path](const Result<Report>& report) {
+std::function<void(const Result<AsyncSaveReport>&)> OnEnd(nb::object function, bool deferred,
+                                                          const std::string& path) {
+  return [tell = Shared(std::move(function)), deferred, path](const auto& report) {
     const GilHeld gil;
-    CallBack(*tell, "on_end", report.ok() ? nb::cast(*report) : nb::none(),
-             ErrorOrNone(report.status().With({.path = path})));
+    const nb::object ended = !report.ok() ? nb::none()
+                             : deferred   ? nb::cast(DeferredFrom(*report))
+                                          : nb::cast(*report);
+    CallBack(*tell, "on_end", ended, ErrorOrNone(report.status().With({.path = path})));
   };
 }
 
@@ -96,66 +98,32 @@ std::shared_ptr<Stager> MakeStager(const StagerOptions& options, nb::object back
   return EndingWithoutGil(ValueOrRaise(std::move(made)).release());
 }
 
-/// Runs `begin(coordinator, ready)`, which returns a Handle, where a signal can stop it.
-/// `not_ready`: None, or why this rank cannot take part.
-template <class Handle, class Begin>
-std::shared_ptr<Handle> BeginSave(SaveOptions* options, const nb::object& coordinator,
-                                  const nb::object& not_ready, Begin begin) {
+/// Begins a save where a signal can stop it, and takes the content of `state`. `not_ready`: None, or
+/// why this rank cannot take part.
+std::shared_ptr<AsyncSaveHandle> BeginSave(const std::shared_ptr<Stager>& stager, State& state,
+                                           const FsPath& path, AsyncSaveOptions options,
+                                           bool deferred, const nb::object& coordinator,
+                                           nb::object on_staged, nb::object on_end,
+                                           const nb::object& not_ready) {
   Status ready;
   if (!not_ready.is_none()) {
     ready = ToStatus(not_ready, nb::cast<std::string>(nb::str(not_ready)));
   }
+  options.on_staged = OnStaged(std::move(on_staged), path.text);
+  options.on_done = OnEnd(std::move(on_end), deferred, path.text);
   std::stop_source stop;
-  options->stop = stop.get_token();
+  options.save.stop = stop.get_token();
   const auto ranks = MakeCoordinator(coordinator);
-  std::shared_ptr<Handle> handle;
-  RunCollective([&] { handle = EndingWithoutGil(new Handle(begin(*ranks, std::move(ready)))); },
-                coordinator, [&] { stop.request_stop(); }, nullptr, "");
+  std::shared_ptr<AsyncSaveHandle> handle;
+  RunCollective(
+      [&] {
+        handle = EndingWithoutGil(
+            new AsyncSaveHandle(StartSave(std::move(state), path.text, std::move(options),
+                                          deferred ? WriteWhen::kDeferred : WriteWhen::kNow,
+                                          *stager, *ranks, AnyStorage(), std::move(ready))));
+      },
+      coordinator, [&] { stop.request_stop(); }, nullptr, "");
   return handle;
-}
-
-/// Takes the content of `state`.
-std::shared_ptr<AsyncSaveHandle> AsyncSavePython(const std::shared_ptr<Stager>& stager,
-                                                 State& state, const FsPath& path,
-                                                 AsyncSaveOptions options,
-                                                 const nb::object& coordinator,
-                                                 nb::object on_staged, nb::object on_done,
-                                                 const nb::object& not_ready) {
-  options.on_staged = OnStaged(std::move(on_staged), path.text);
-  options.on_done = OnEnd<AsyncSaveReport>(std::move(on_done), path.text);
-  return BeginSave<AsyncSaveHandle>(
-      &options.save, coordinator, not_ready, [&](Coordinator& ranks, Status ready) {
-        return StartAsyncSave(std::move(state), path.text, std::move(options), *stager, ranks,
-                              AnyStorage(), std::move(ready));
-      });
-}
-
-/// Likewise.
-std::shared_ptr<DeferredSaveHandle> DeferSavePython(const std::shared_ptr<Stager>& stager,
-                                                    State& state, const FsPath& path,
-                                                    DeferSaveOptions options,
-                                                    const nb::object& coordinator,
-                                                    nb::object on_staged, nb::object on_held,
-                                                    const nb::object& not_ready) {
-  options.on_staged = OnStaged(std::move(on_staged), path.text);
-  options.on_held = OnEnd<DeferredReport>(std::move(on_held), path.text);
-  return BeginSave<DeferredSaveHandle>(
-      &options.save, coordinator, not_ready, [&](Coordinator& ranks, Status ready) {
-        return StartDeferredSave(std::move(state), path.text, std::move(options), *stager, ranks,
-                                 AnyStorage(), std::move(ready));
-      });
-}
-
-/// Adds a class of options: what both calls take alike.
-template <class Options>
-void BindStagedOptions(const nb::module_& module, const char* name) {
-  Bound<Options>(module, name, nullptr)
-      .Field("save", &StagedSaveOptions::save)
-      .Field("overlapped", &StagedSaveOptions::overlapped)
-      .Field("check_torn", &StagedSaveOptions::check_torn)
-      .Field("retries", &StagedSaveOptions::retries)
-      .Field("retry_delay", &StagedSaveOptions::retry_delay)
-      .Field("deadline", &StagedSaveOptions::deadline);
 }
 
 /// Binds a member that waits, and that a signal ends.
@@ -239,12 +207,6 @@ void BindAsync(nb::module_& parent) {
       .def_prop_ro("differing_objects",
                    [](const AsyncSaveHandle& self) { return self.differing_objects(); })
       .def("cancel", &AsyncSaveHandle::Cancel, nb::call_guard<GilReleased>());
-  nb::class_<DeferredSaveHandle>(module, "DeferredSaveHandle")
-      .def_prop_ro("differing_tensors",
-                   [](const DeferredSaveHandle& self) { return self.differing_tensors(); })
-      .def_prop_ro("differing_objects",
-                   [](const DeferredSaveHandle& self) { return self.differing_objects(); })
-      .def("cancel", &DeferredSaveHandle::Cancel, nb::call_guard<GilReleased>());
   Bound<StagerOptions>(module, "StagerOptions", nullptr)
       .Field("memory_budget", &StagerOptions::budget_bytes)
       .Field("local_ranks", &StagerOptions::local_ranks)
@@ -263,14 +225,16 @@ void BindAsync(nb::module_& parent) {
       .def_prop_ro("idle", &Stager::idle)
       .def("drain", &Wait<&Stager::Drain>)
       .def("abort", &Wait<&Stager::Abort>);
-  BindStagedOptions<AsyncSaveOptions>(module, "AsyncSaveOptions");
-  module.def("async_save", &AsyncSavePython, nb::arg("stager"), nb::arg("state"), nb::arg("path"),
-             nb::arg("options"), nb::arg("coordinator").none(), nb::arg("on_staged"),
-             nb::arg("on_done"), nb::arg("not_ready").none());
-  BindStagedOptions<DeferSaveOptions>(module, "DeferSaveOptions");
-  module.def("defer_save", &DeferSavePython, nb::arg("stager"), nb::arg("state"), nb::arg("path"),
-             nb::arg("options"), nb::arg("coordinator").none(), nb::arg("on_staged"),
-             nb::arg("on_held"), nb::arg("not_ready").none());
+  Bound<AsyncSaveOptions>(module, "AsyncSaveOptions", nullptr)
+      .Field("save", &StagedSaveOptions::save)
+      .Field("overlapped", &StagedSaveOptions::overlapped)
+      .Field("check_torn", &StagedSaveOptions::check_torn)
+      .Field("retries", &StagedSaveOptions::retries)
+      .Field("retry_delay", &StagedSaveOptions::retry_delay)
+      .Field("deadline", &StagedSaveOptions::deadline);
+  module.def("begin_save", &BeginSave, nb::arg("stager"), nb::arg("state"), nb::arg("path"),
+             nb::arg("options"), nb::arg("deferred"), nb::arg("coordinator").none(),
+             nb::arg("on_staged"), nb::arg("on_end"), nb::arg("not_ready").none());
 }
 
 }  // namespace varve::python

@@ -61,6 +61,9 @@ namespace {
 struct AsWritten : AsIs {
   static constexpr const char* kWanted = "\"varve\", \"dcp\" or \"hf\"";
 
+  static nb::object ToPython(Format format) {
+    return format == Format::kSafetensors ? nb::cast("hf") : nb::cast(format);
+  }
   static bool FromPython(nb::handle given, Format* out) {
     std::string name;
     if (nb::try_cast(given, name) && name == "hf") {

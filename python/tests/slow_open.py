@@ -73,12 +73,10 @@ def save_in_files(path: Path, count: int = 4) -> None:
     """Saves a committed checkpoint with a data file of each of `count` ranks."""
     for rank in range(count):
         _engine.save(
-            {f"w{rank}": np.full(1000, rank)},
+            _engine.Content({f"w{rank}": np.full(1000, rank)}),
             path,
             _arrays.NumpyArrays(),
             _core.Coordinator(rank, count),
-            False,
-            None,
             _core.SaveOptions(coordinate=False, save_id=b"\xab" * 16),
         )
     varve.repair(path)

@@ -48,7 +48,7 @@ def blank() -> dict[str, Any]:
 
 def save(path: Path, seed: int = 1) -> None:
     small_blocks = _core.SaveOptions(block_bytes=BLOCK)
-    _engine.save(state(seed), path, NumpyArrays(), None, False, None, small_blocks)
+    _engine.save(_engine.Content(state(seed)), path, NumpyArrays(), None, small_blocks)
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_every_truncation_is_reported_by_verify_and_by_load(name: str, checkpoin
     few = {"w": np.arange(1500, dtype=np.float32), "step": 3, "name": "run" * 40}
     path = checkpoint.with_name("few")
     small_blocks = _core.SaveOptions(block_bytes=BLOCK)
-    _engine.save(few, path, NumpyArrays(), None, False, None, small_blocks)
+    _engine.save(_engine.Content(few), path, NumpyArrays(), None, small_blocks)
     file = data_file(path) if name == "data" else path / name
     for length in reversed(range(file.stat().st_size)):
         os.truncate(file, length)

@@ -12,8 +12,8 @@ import torch
 
 import varve
 import varve.torch
+from varve._core import background
 from varve.integrations._hf_saves import Saves, VarveSaving
-from varve.torch._handle import SaveHandle
 
 LONG = 60.0
 
@@ -56,7 +56,7 @@ def test_an_adapter_does_not_learn_of_the_failure_of_an_abandoned_one(
 def test_a_save_that_fails_before_its_call_returns_is_raised_by_the_next_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = SaveHandle._begin
+    begin = background.begin_save
 
     def begin_and_wait(*arguments: Any) -> Any:
         *others, end, refusal = arguments
@@ -73,7 +73,7 @@ def test_a_save_that_fails_before_its_call_returns_is_raised_by_the_next_call(
     stager = varve.torch.Stager()
     taken = failing(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(SaveHandle, "_begin", staticmethod(begin_and_wait))
+        patched.setattr(background, "begin_save", begin_and_wait)
         handle = varve.torch.async_save(state(), taken, stager=stager, on_failure="raise")
     assert handle.done()
     with pytest.raises(varve.Error, match="a background save has failed"):

@@ -41,7 +41,7 @@ if sys.argv[2] == "alone":
     options |= {"coordinate": False, "save_id": b"a" * 16}
 state = {"w": np.full(1 << 20, 2, np.uint8)}
 options = _core.SaveOptions(**options)
-_engine.save(state, sys.argv[1], NumpyArrays(), rank, False, None, options)
+_engine.save(_engine.Content(state), sys.argv[1], NumpyArrays(), rank, options)
 print("saved", flush=True)
 """
 
@@ -221,7 +221,7 @@ def test_parts_of_an_uncoordinated_save_are_kept_while_it_lives_and_removed_afte
         options = _core.SaveOptions(coordinate=False, save_id=b"a" * 16)
         state = {"w": np.full(1 << 20, 2, np.uint8)}
         ranks = _core.Coordinator(1, 2)
-        _engine.save(state, path, NumpyArrays(), ranks, False, None, options)
+        _engine.save(_engine.Content(state), path, NumpyArrays(), ranks, options)
         before = entries(path)
         assert [name for name in before if name.endswith(".varve-part")]
         assert varve.collect_garbage(tmp_path) == []

@@ -130,10 +130,10 @@ def test_a_blocking_save_takes_a_guard_and_registers_nothing(tmp_path: Path) -> 
 
 def test_a_deferred_save_is_guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Training()
-    calls: list[Any] = []
-    monkeypatch.setattr("varve.torch._async.begin", calls.append)
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr("varve.torch._save.begin", lambda *_, **given: calls.append(given))
     varve.torch.defer_save(one.state(), tmp_path / "a", staging="overlapped", guard=[one.optimizer])
-    assert calls[0].guard == [one.optimizer] and calls[0].staging == "overlapped"
+    assert calls[0]["guard"] == [one.optimizer] and calls[0]["staging"] == "overlapped"
 
 
 # ---- What a guard does not do ----

@@ -36,6 +36,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda run: varve.torch.CheckpointManager(run, save_options={"format": "dpc"}),
         'save_options: format=\'dpc\': want "varve", "dcp" or "hf"',
     ),
+    "an option of the copy": (
+        lambda run: varve.torch.CheckpointManager(run, save_options={"retries": "often"}),
+        "save_options: retries='often': want a whole number",
+    ),
     "options": (
         lambda run: varve.torch.CheckpointManager(run, save_options=3),  # type: ignore[arg-type]
         "save_options=3: want a dict",

@@ -140,7 +140,7 @@ def test_saving_in_one_layout_and_loading_in_another_is_the_identity(
                 block_bytes=4096, coordinate=coordinate, save_id=b"s" * 16, timeout=30.0
             )
             nested = {"s": state, "n": 5}
-            _engine.save(nested, path, ShardedArrays(), coordinator, False, None, options)
+            _engine.save(_engine.Content(nested), path, ShardedArrays(), coordinator, options)
 
         def load(coordinator: Any) -> None:
             state = {

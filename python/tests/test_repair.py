@@ -98,7 +98,7 @@ def save_alone(path: Path, rank: int, size: int, save_id: bytes, **options: Any)
     shard.local_sizes = ((high - low, 5),)
     mine = {"rows": shard, "same": torch.arange(3), "rng": varve.PerRank(rank), "step": 4}
     made = _core.SaveOptions(coordinate=False, save_id=save_id, **options)
-    _engine.save(mine, path, TorchArrays(), _core.Coordinator(rank, size), False, None, made)
+    _engine.save(_engine.Content(mine), path, TorchArrays(), _core.Coordinator(rank, size), made)
 
 
 def assert_loads(path: Path, size: int) -> None:

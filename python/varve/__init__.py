@@ -62,7 +62,7 @@ from varve._open import Checkpoint, StoredTensor, open_checkpoint
 from varve._progress import Progress
 from varve._select import Rename
 from varve._tree import PerRank
-from varve._upload import copy_of, upload
+from varve._upload import copy_of, target_of, upload
 from varve.errors import (
     CancelledError,
     CheckpointExistsError,
@@ -182,16 +182,12 @@ def save(
         InvalidArgumentError: Something in the state cannot be stored; the message has its path.
         OutOfSpaceError, UnavailableError: Writing failed.
     """
-    options = _core.SaveOptions(overwrite=overwrite, progress=progress)
+    options = _core.SaveOptions(
+        overwrite=overwrite, upload_to=target_of(upload_to), progress=progress
+    )
+    content = _engine.Content(state, files, allow_pickle)
     return _engine.save(
-        state,
-        path,
-        NumpyArrays(),
-        None,
-        allow_pickle,
-        files,
-        options,
-        copy=lambda: copy_of(path, upload_to, overwrite),
+        content, path, NumpyArrays(), None, options, lambda: copy_of(path, upload_to, options)
     )
 
 

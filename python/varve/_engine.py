@@ -149,6 +149,17 @@ def path_name(path: Any) -> str:
 
 
 @dataclass(frozen=True)
+class Content:
+    """What a save stores, as its caller gave it."""
+
+    state: Mapping[Any, Any]
+    files: Mapping[str, _files.Source] | None = None
+    allow_pickle: bool = False
+    hf: Any = None
+    """Options of format="hf", which may be anything; see `_hf.chosen`."""
+
+
+@dataclass(frozen=True)
 class Gathered:
     """A state as the engine takes it."""
 
@@ -168,33 +179,25 @@ class Filling:
     """Objects that must live as long as the tensors' memory is written."""
 
 
-def gather(
-    state: Mapping[Any, Any],
-    arrays: Arrays,
-    rank: int,
-    allow_pickle: bool,
-    files: Mapping[str, _files.Source] | None,
-    hf: Any = None,
-    format: Any = "varve",
-) -> Gathered:
+def gather(content: Content, arrays: Arrays, rank: int, format: str) -> Gathered:
     """Flattens a state: its tensors by address, its plain values encoded.
 
-    Reads its files as they are now. Those of rank 0 count; others are not looked at. `hf` and `format`
-    are as the caller gave them.
+    Reads its files as they are now. Those of rank 0 count; others are not looked at.
     """
-    _arguments.flag("allow_pickle", allow_pickle)
-    folder = _hf.chosen(hf, format)
+    _arguments.flag("allow_pickle", content.allow_pickle)
+    folder = _hf.chosen(content.hf, format)
     made = Gathered()
     engine = made.engine
+    files = content.files
     if folder is not None and rank == 0:
         files = folder.files(files)
-    for name, content in _files.taken(files) if rank == 0 else []:
-        engine.add_file(name, content)
+    for name, taken in _files.taken(files) if rank == 0 else []:
+        engine.add_file(name, taken)
     with collector_at_rest():
         # Nearly all tensors are plain, and those go to the engine at once.
         take = _tree.take_nothing if folder is not None else arrays.taker(made)
         flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin, arrays.wrapping, take)
-        structure = flat.flatten(state)
+        structure = flat.flatten(content.state)
         if format == "dcp":
             _tree.check_keys_of_dcp(structure)
         engine.structure = _core.encode_value(structure, "", False)
@@ -205,7 +208,7 @@ def gather(
         for fqn, tensor in tensors:
             arrays.add_sources(made, fqn, tensor)
         for fqn, value in flat.objects:
-            engine.add_object(fqn, _core.encode_value(value, fqn, allow_pickle))
+            engine.add_object(fqn, _core.encode_value(value, fqn, content.allow_pickle))
         if format == "dcp" and arrays.wrapping is not None:
             for fqn, tensor in flat.outermost:
                 pickled = arrays.wrapping.pickle_of(fqn, tensor)
@@ -215,15 +218,11 @@ def gather(
 
 
 def save(
-    state: Mapping[Any, Any],
+    content: Content,
     path: str | os.PathLike[str],
     arrays: Arrays,
     coordinator: Coordinator | None,
-    allow_pickle: bool,
-    files: Mapping[str, _files.Source] | None,
     options: _core.SaveOptions,
-    hf: Any = None,
-    format: Any = "varve",
     copy: Callable[[], Any] = lambda: None,
 ) -> _core.SaveReport:
     """Flattens a state and saves it; `copy` returns the upload to make of it (varve._upload), or None."""
@@ -232,7 +231,7 @@ def save(
     try:
         where = path_text(path)
         upload = copy()
-        parts = gather(state, arrays, rank, allow_pickle, files, hf, format)
+        parts = gather(content, arrays, rank, options.format)
         promise = upload.promise() if upload is not None and rank == 0 else None
     except Exception as error:
         if options.coordinate:
@@ -246,7 +245,7 @@ def save(
         raise
     if upload is not None:
         upload.make_after_save(coordinator)
-    warn_of_values(where, report, options.format, options.on_difference)
+    warn_of_values(where, report, options)
     log_conflicts(where, report.conflicts)
     return report
 
@@ -280,11 +279,11 @@ _NAMES_GIVEN = 5
 _warned_of: set[tuple[str, str]] = set()
 
 
-def warn_of_values(path: str, report: Any, format: str, on_difference: str) -> str:
+def warn_of_values(path: str, report: Any, options: _core.SaveOptions) -> str:
     """Warns that ranks hold different values under one name; returns the text, "" for none.
 
     `report` has the names. Those that have been warned of for another checkpoint in the same directory
-    are left out. `format` and `on_difference` are the save's.
+    are left out.
     """
     run = os.path.dirname(path)
     kinds = {"tensors": report.differing_tensors, "plain values": report.differing_objects}
@@ -296,7 +295,7 @@ def warn_of_values(path: str, report: Any, format: str, on_difference: str) -> s
     listed = "; ".join(f"{kind}: {first_names(names)}" for kind, names in new.items() if names)
     if not listed:
         return ""
-    kept = format == "varve" and on_difference != "first"
+    kept = options.format == "varve" and options.on_difference != "first"
     names = [name for names in new.values() for name in names]
     given = str(names) if len(names) <= _NAMES_GIVEN else "[names]"
     saved = _ALL_ARE_SAVED.format(names=given) if kept else _LOWEST_IS_SAVED

@@ -63,21 +63,5 @@ class CheckpointManager(Manager):
         keep_uploaded: Keep | int | None = None,
         save_options: Mapping[str, Any] | None = None,
     ) -> None:
-        options = checked_options(save_options, {"allow_pickle"})
-        settings = Settings(
-            run=run,
-            every=every,
-            keep=keep,
-            ending=ending,
-            name=name,
-            verify=verify,
-            max_restarts=max_restarts,
-            max_failures=max_failures,
-            on_saved=on_saved,
-            on_failure=on_failure,
-            metrics_file=metrics_file,
-            upload_to=upload_to,
-            keep_uploaded=keep_uploaded,
-            timeout=1800.0,
-        )
-        super().__init__(NumpyBackend(options), settings)
+        settings = Settings.of({**locals(), "timeout": 1800.0})
+        super().__init__(NumpyBackend(checked_options(save_options, {"allow_pickle"})), settings)

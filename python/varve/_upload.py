@@ -19,10 +19,11 @@ import shlex
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from varve import _core
-from varve._core import Coordinator
+from varve._core import Coordinator, SaveOptions
+from varve._core.uploads import UploadOptions
 from varve._engine import local_path_text, path_text
 from varve.errors import Error, InvalidArgumentError, UnavailableError
 
@@ -59,8 +60,9 @@ def upload(
         CheckpointExistsError: `target` holds another checkpoint.
         UnavailableError: The storage does not answer, or refuses.
     """
-    copy = Copy(path_text(source), path_text(target), overwrite, in_place)
-    report = copy.make(None, progress=progress)
+    options = UploadOptions(overwrite=overwrite, in_place=in_place, progress=progress)
+    copy = Copy(path_text(source), path_text(target), options)
+    report = copy.make(None)
     if report.left_out and not report.was_there:
         names = report.left_out
         _LOG.warning(
@@ -79,25 +81,13 @@ class Copy:
 
     source: str
     target: str
-    overwrite: bool | Literal["damaged"] = False
-    in_place: bool = False
-    timeout: float = 1800.0
+    options: UploadOptions
 
     def make(
-        self,
-        coordinator: Coordinator | None,
-        *,
-        stop: _core.uploads.UploadStop | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        self, coordinator: Coordinator | None, stop: _core.uploads.UploadStop | None = None
     ) -> _core.uploads.UploadReport:
         """Uploads, by all ranks of the coordinator. Raises what `upload` raises, on all of them."""
-        options = _core.uploads.UploadOptions(
-            overwrite=self.overwrite,
-            in_place=self.in_place,
-            timeout=self.timeout,
-            progress=progress,
-        )
-        return _core.uploads.upload(self.source, self.target, options, coordinator, stop)
+        return _core.uploads.upload(self.source, self.target, self.options, coordinator, stop)
 
     def promise(self) -> Promise:
         """Step 1. On rank 0."""
@@ -108,7 +98,7 @@ class Copy:
     ) -> None:
         """Steps 3 and 4. Raises the error of the upload, with what is to be done."""
         try:
-            self.make(coordinator, stop=stop)
+            self.make(coordinator, stop)
         except Error as error:
             raise explained(error, self) from error
         if coordinator is None or coordinator.rank == 0:
@@ -136,16 +126,24 @@ class Promise:
             _LOG.warning("the note of an upload of %s stays: %s", self._copy.source, error)
 
 
+def target_of(upload_to: str | os.PathLike[str] | None) -> str:
+    """Returns the engine's name of what a save's argument `upload_to` names; "" where it names nothing."""
+    return "" if upload_to is None else path_text(upload_to)
+
+
 def copy_of(
-    path: str | os.PathLike[str],
-    upload_to: str | os.PathLike[str] | None,
-    overwrite: bool | Literal["damaged"],
-    timeout: float = 1800.0,
+    path: str | os.PathLike[str], upload_to: str | os.PathLike[str] | None, save: SaveOptions
 ) -> Copy | None:
     """Returns the upload that a save's argument `upload_to` asks for. Raises InvalidArgumentError."""
     if upload_to is None:
         return None
-    copy = Copy(local_path_text(path), path_text(upload_to), overwrite, False, timeout)
+    if not save.coordinate:
+        raise InvalidArgumentError(
+            "upload_to: not with coordinate=False, where no rank knows when all files are there; "
+            "`varve.upload` copies the checkpoint when it is whole"
+        )
+    options = UploadOptions(overwrite=save.overwrite, timeout=save.timeout)
+    copy = Copy(local_path_text(path), save.upload_to, options)
     if copy.target.lower().startswith(("http://", "https://")):
         raise InvalidArgumentError(f"upload_to={upload_to!r}: a web server can only be read from")
     if copy.source == copy.target:
@@ -153,21 +151,13 @@ def copy_of(
     return copy
 
 
-def refuse_upload_apart(upload_to: object) -> None:
-    """Raises InvalidArgumentError for an upload of a save of which no rank knows when it is whole."""
-    if upload_to is not None:
-        raise InvalidArgumentError(
-            "upload_to: not with coordinate=False, where no rank knows when all files are there; "
-            "`varve.upload` copies the checkpoint when it is whole"
-        )
-
-
 def explained(error: Error, copy: Copy) -> Error:
     """Returns the error of an upload after a save, saying what there is and what to do."""
     # A layout whose files have fixed names is replaced in place alone, and its error says so.
     fixed = "Objects have fixed names in this layout" in str(error)
-    in_place = copy.in_place or (copy.overwrite is True and fixed)
-    options = ["--in-place"] if in_place else ["--overwrite"] if copy.overwrite is True else []
+    overwrites = copy.options.overwrite is True
+    in_place = copy.options.in_place or (overwrites and fixed)
+    options = ["--in-place"] if in_place else ["--overwrite"] if overwrites else []
     command = shlex.join(["varve", "upload", *options, copy.source, copy.target])
     text = f"{error}. The checkpoint {copy.source} is published and stays; its upload is pending"
     if in_place or not fixed:  # Else the error says what there is to choose from.

@@ -40,7 +40,7 @@ class LosingExecutor final : public SaveExecutor {
   Status Attach(int fd, std::uint64_t blocks) override { return real_->Attach(fd, blocks); }
   Status Submit(std::uint64_t turn, const Submission& save, bool* sent) override {
     Submission slow = save;
-    slow.options.max_write_bandwidth = before_ ? 1 : 0;
+    slow.options.save.max_write_bandwidth = before_ ? 1 : 0;
     return real_->Submit(turn, slow, sent);
   }
   void Pass(std::uint64_t turn) override { real_->Pass(turn); }

@@ -36,7 +36,7 @@ class Ending {
   Ending(AgentHere& agent, const Training& training, const std::string& path) : trainer_(agent) {
     auto save = trainer_.Describe(training.state(), path, *MakeSingleProcessCoordinator());
     EXPECT_TRUE(IsOk(save));
-    save->options.overwrite = Overwrite::kAlways;
+    save->options.save.overwrite = Overwrite::kAlways;
     save->replaces = {*OccupantOf(PosixStorage(), path)};
     bool sent = false;
     EXPECT_TRUE(IsOk(trainer_.executor().Submit(1, *save, &sent)));
@@ -82,7 +82,7 @@ TEST(NextJob, WhatTheTrainerKnewIsReplacedThoughTheClockSaysThatItIsNewer) {
     auto save = trainer.Describe(training.state(), dir / "c", *MakeSingleProcessCoordinator());
     ASSERT_TRUE(IsOk(save));
     ASSERT_TRUE(IsOk(Save(older.state(), dir / "c")));  // The clock goes back after it.
-    save->options.overwrite = Overwrite::kAlways;
+    save->options.save.overwrite = Overwrite::kAlways;
     save->replaces = {*OccupantOf(PosixStorage(), dir / "c")};
     bool sent = false;
     ASSERT_TRUE(IsOk(trainer.executor().Submit(1, *save, &sent)));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,12 +35,13 @@ Result<AsyncSaveReport> WriteOnce(SaveSession& session, StagedFile* staged,
   });
 }
 
-Status AgreeToRetry(Coordinator& coordinator, const WriteAttempts& options, int attempt, bool can) {
+Status AgreeToRetry(Coordinator& coordinator, std::string_view path, bool together, int attempt,
+                    bool can) {
   Contribution mine = Guarded([&]() -> Contribution {
     return can ? Contribution("retry " + std::to_string(attempt))
                : FailedPrecondition("cannot write it again");
   });
-  if (!options.coordinate || coordinator.size() == 1) {
+  if (!together || coordinator.size() == 1) {
     return mine.status();
   }
   const auto agree = [](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
@@ -50,19 +52,17 @@ Status AgreeToRetry(Coordinator& coordinator, const WriteAttempts& options, int 
     }
     return std::vector<std::string>(ranks.size());
   };
-  return Exchange(coordinator, options.path, std::move(mine), Now() + kRetryAgreement,
-                  std::cref(agree))
+  return Exchange(coordinator, path, std::move(mine), Now() + kRetryAgreement, std::cref(agree))
       .status();
 }
 
-void ReportRetry(const SaveSession& session, const WriteAttempts& options, int attempt,
+void ReportRetry(const SaveSession& session, std::string_view path, int attempt,
                  const Status& why) {
   if (EventsAreTaken()) {
     (void)Guarded([&] {
       ReportEvent({.level = EventLevel::kWarning,
                    .rank = static_cast<int>(session.settled().identity.rank),
-                   .message = "save " + std::string(options.path) + ": attempt " +
-                              std::to_string(attempt) +
+                   .message = "save " + std::string(path) + ": attempt " + std::to_string(attempt) +
                               " has failed and is repeated: " + why.ToString()});
       return Status::Ok();
     });
@@ -80,18 +80,19 @@ void Pause(std::chrono::milliseconds time, const std::stop_token& stop) {
 }  // namespace
 
 Result<AsyncSaveReport> WriteWithRetries(SaveSession& session, StagedFile* staged,
-                                         Coordinator& coordinator, const WriteAttempts& options,
-                                         const Status& ready) {
+                                         Coordinator& coordinator, std::string_view path,
+                                         const StagedSaveOptions& options, const Status& ready) {
+  const std::stop_token& stop = options.save.stop;
   Result<AsyncSaveReport> result = WriteOnce(session, staged, coordinator, ready);
   const bool copy_is_gone = staged != nullptr && staged->in_waves();
   int attempt = 1;
   // The failure and the options are the same on all ranks: all come to the agreement, or none does.
   while (attempt <= options.retries && IsWorthARetry(result.status()) &&
-         AgreeToRetry(coordinator, options, attempt,
-                      ready.ok() && !copy_is_gone && !options.stop.stop_requested())
+         AgreeToRetry(coordinator, path, options.save.coordinate, attempt,
+                      ready.ok() && !copy_is_gone && !stop.stop_requested())
              .ok()) {
-    ReportRetry(session, options, attempt, result.status());
-    Pause(options.retry_delay * (1 << std::min(attempt - 1, 10)), options.stop);
+    ReportRetry(session, path, attempt, result.status());
+    Pause(options.retry_delay * (1 << std::min(attempt - 1, 10)), stop);
     ++attempt;
     result = WriteOnce(session, staged, coordinator, Status::Ok());
   }

@@ -1,6 +1,6 @@
 // The calls that begin saves in the background, and the handles that they return.
 
-#include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,80 +16,42 @@
 
 namespace varve {
 
-struct AsyncSaveHandle::Impl final : AsyncJob {
-  Impl(State state, std::string path, AsyncSaveOptions options, const JobPlace& place, Status ready)
-      : AsyncJob(std::move(state), std::move(path),
-                 std::move(static_cast<StagedSaveOptions&>(options)), WriteWhen::kNow, place,
-                 std::move(ready)),
-        outcome(std::move(options.on_done)) {}
-
-  void Deliver(Result<AsyncSaveReport> result) override { outcome.Deliver(std::move(result)); }
-
-  Outcome<AsyncSaveReport> outcome;
-};
-
-struct DeferredSaveHandle::Impl final : AsyncJob {
-  Impl(State state, std::string path, DeferSaveOptions options, const JobPlace& place, Status ready)
-      : AsyncJob(std::move(state), std::move(path),
-                 std::move(static_cast<StagedSaveOptions&>(options)), WriteWhen::kDeferred, place,
-                 std::move(ready)),
-        outcome(std::move(options.on_held)) {}
-
-  void Deliver(Result<AsyncSaveReport> result) override {
-    if (!result.ok()) {
-      outcome.Deliver(result.status());
-      return;
-    }
-    outcome.Deliver(DeferredReport{.save_id = result->save_id,
-                                   .bytes = result->bytes_written,
-                                   .seconds = result->staging_seconds,
-                                   .device_bytes = result->device_bytes,
-                                   .pageable_bytes = result->pageable_bytes,
-                                   .copied_ahead = std::move(result->copied_ahead),
-                                   .differing_tensors = std::move(result->differing_tensors),
-                                   .differing_objects = std::move(result->differing_objects)});
-  }
-
-  Outcome<DeferredReport> outcome;
-};
-
-AsyncSaveHandle::AsyncSaveHandle(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
-std::shared_future<Status> AsyncSaveHandle::staged() const { return impl_->staged(); }
-std::shared_future<Result<AsyncSaveReport>> AsyncSaveHandle::done() const {
-  return impl_->outcome.future();
-}
-bool AsyncSaveHandle::agreed() const { return impl_->agreed(); }
+AsyncSaveHandle::AsyncSaveHandle(std::shared_ptr<AsyncJob> job) : job_(std::move(job)) {}
+std::shared_future<Status> AsyncSaveHandle::staged() const { return job_->staged(); }
+std::shared_future<Result<AsyncSaveReport>> AsyncSaveHandle::done() const { return job_->done(); }
+bool AsyncSaveHandle::agreed() const { return job_->agreed(); }
 std::vector<std::string> AsyncSaveHandle::differing_tensors() const {
-  return impl_->differing_tensors();
+  return job_->differing_tensors();
 }
 std::vector<std::string> AsyncSaveHandle::differing_objects() const {
-  return impl_->differing_objects();
+  return job_->differing_objects();
 }
-void AsyncSaveHandle::Cancel() const { impl_->CancelByCaller(); }
-
-DeferredSaveHandle::DeferredSaveHandle(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
-std::shared_future<Status> DeferredSaveHandle::staged() const { return impl_->staged(); }
-std::shared_future<Result<DeferredReport>> DeferredSaveHandle::held() const {
-  return impl_->outcome.future();
-}
-std::vector<std::string> DeferredSaveHandle::differing_tensors() const {
-  return impl_->differing_tensors();
-}
-std::vector<std::string> DeferredSaveHandle::differing_objects() const {
-  return impl_->differing_objects();
-}
-void DeferredSaveHandle::Cancel() const { impl_->CancelByCaller(); }
+void AsyncSaveHandle::Cancel() const { job_->CancelByCaller(); }
 
 namespace {
 
-/// Makes the job of a Handle and starts it.
-template <class Handle, class Options>
-Handle Begin(State state, std::string path, Options options, Stager& stager,
-             Coordinator& coordinator, Storage& storage, Status ready) {
-  const bool together = options.save.coordinate;
-  const Deadline deadline = Now() + options.save.timeout;
-  std::shared_ptr<typename Handle::Impl> job;
+/// Calls `make`. The calls have no result for what it throws: the other ranks learn the cause in
+/// their first exchange.
+void OrTellTheOthers(const SaveOptions& options, Coordinator& coordinator,
+                     const std::function<void()>& make) {
+  const Deadline deadline = Now() + options.timeout;
   try {
+    make();
+  } catch (...) {
+    if (options.coordinate) {
+      (void)Agree(coordinator, "asynchronous save", CaughtError(), deadline);
+    }
+    throw;
+  }
+}
+
+}  // namespace
+
+AsyncSaveHandle StartSave(State state, std::string path, AsyncSaveOptions options, WriteWhen when,
+                          Stager& stager, Coordinator& coordinator, Storage& storage,
+                          Status ready) {
+  std::shared_ptr<AsyncJob> job;
+  OrTellTheOthers(options.save, coordinator, [&] {
     // The save may be written when the working directory is another.
     auto resolved = ResolveTarget(path, storage);
     if (resolved.ok()) {
@@ -97,40 +59,29 @@ Handle Begin(State state, std::string path, Options options, Stager& stager,
     } else if (ready.ok()) {
       ready = resolved.status();
     }
-    job = std::make_shared<typename Handle::Impl>(
-        std::move(state), std::move(path), std::move(options),
-        PlaceFor(stager, storage, coordinator.rank()), std::move(ready));
-  } catch (...) {
-    // This function has no result. The other ranks learn the cause in their first exchange.
-    if (together) {
-      (void)Agree(coordinator, "asynchronous save", CaughtError(), deadline);
-    }
-    throw;
-  }
+    job =
+        std::make_shared<AsyncJob>(std::move(state), std::move(path), std::move(options), when,
+                                   PlaceFor(stager, storage, coordinator.rank()), std::move(ready));
+  });
   StartJob(stager, job, coordinator);
-  return Handle(std::move(job));
+  return AsyncSaveHandle(std::move(job));
 }
 
-}  // namespace
-
-AsyncSaveHandle StartAsyncSave(State state, std::string path, AsyncSaveOptions options,
-                               Stager& stager, Coordinator& coordinator, Storage& storage,
-                               Status ready) {
-  return Begin<AsyncSaveHandle>(std::move(state), std::move(path), std::move(options), stager,
-                                coordinator, storage, std::move(ready));
-}
-
-DeferredSaveHandle StartDeferredSave(State state, std::string path, DeferSaveOptions options,
-                                     Stager& stager, Coordinator& coordinator, Storage& storage,
-                                     Status ready) {
-  return Begin<DeferredSaveHandle>(std::move(state), std::move(path), std::move(options), stager,
-                                   coordinator, storage, std::move(ready));
+DeferredReport DeferredFrom(const AsyncSaveReport& report) {
+  return {.save_id = report.save_id,
+          .bytes = report.bytes_written,
+          .seconds = report.staging_seconds,
+          .device_bytes = report.device_bytes,
+          .pageable_bytes = report.pageable_bytes,
+          .copied_ahead = report.copied_ahead,
+          .differing_tensors = report.differing_tensors,
+          .differing_objects = report.differing_objects};
 }
 
 AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
                           Coordinator& coordinator, Storage& storage) {
-  return StartAsyncSave(std::move(state), std::move(path), std::move(options), stager, coordinator,
-                        storage, Status::Ok());
+  return StartSave(std::move(state), std::move(path), std::move(options), WriteWhen::kNow, stager,
+                   coordinator, storage, Status::Ok());
 }
 
 AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
@@ -142,8 +93,21 @@ AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions option
 
 DeferredSaveHandle DeferSave(State state, std::string path, DeferSaveOptions options,
                              Stager& stager, Coordinator& coordinator) {
-  return StartDeferredSave(std::move(state), std::move(path), std::move(options), stager,
-                           coordinator, AnyStorage(), Status::Ok());
+  AsyncSaveOptions of_save;
+  std::shared_ptr<Outcome<DeferredReport>> outcome;
+  OrTellTheOthers(options.save, coordinator, [&] {
+    outcome = std::make_shared<Outcome<DeferredReport>>(std::move(options.on_held));
+    static_cast<StagedSaveOptions&>(of_save) = std::move(options);
+    of_save.on_done = [outcome](const Result<AsyncSaveReport>& report) {
+      outcome->Deliver(Guarded([&]() -> Result<DeferredReport> {
+        VARVE_RETURN_IF_ERROR(report.status());
+        return DeferredFrom(*report);
+      }));
+    };
+  });
+  auto save = StartSave(std::move(state), std::move(path), std::move(of_save), WriteWhen::kDeferred,
+                        stager, coordinator, AnyStorage(), Status::Ok());
+  return {std::move(save), outcome->future()};
 }
 
 DeferredSaveHandle DeferSave(State state, std::string path, DeferSaveOptions options,

@@ -40,7 +40,7 @@ bool WantsTornCheck(const StagedSaveOptions& options) {
 
 }  // namespace
 
-AsyncJob::AsyncJob(State state, std::string path, StagedSaveOptions options, WriteWhen when,
+AsyncJob::AsyncJob(State state, std::string path, AsyncSaveOptions options, WriteWhen when,
                    const JobPlace& place, Status ready)
     : state_(std::move(state)),
       path_(std::move(path)),
@@ -276,14 +276,13 @@ Status AsyncJob::AwaitReady() {
 }
 
 Result<AsyncSaveReport> AsyncJob::WriteIn(Coordinator& background, const Status& ready) {
-  const WriteAttempts attempts{path_, options_.save.coordinate, options_.retries,
-                               options_.retry_delay, options_.save.stop};
   if (submitter_ == nullptr) {
-    return WriteWithRetries(*session_, staged_file_.get(), background, attempts, ready);
+    return WriteWithRetries(*session_, staged_file_.get(), background, path_, options_, ready);
   }
   if (!deferred()) {
     return Guarded([&] {
-      return submitter_->Write(turn_, with_other_, *session_, &staged_file_, attempts, ready);
+      return submitter_->Write(turn_, with_other_, *session_, &staged_file_, path_, options_,
+                               ready);
     });
   }
   // A submitted save is kept, even if it has been cancelled since.
@@ -362,7 +361,7 @@ void AsyncJob::End(JobEvent event, Result<AsyncSaveReport> result) {
     ReportOutcome(
         what_, rank_, result.status(), result.ok() ? &*result : nullptr,
         deferred() ? "is with the agent, which writes it if this process ends" : "is durable");
-    Deliver(std::move(result));
+    outcome_.Deliver(std::move(result));
     FlushTraceOf(rank_);  // Last: its file may be on a storage that hangs.
   }
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "async/job_machine.h"
+#include "async/start.h"
 #include "async/submitter.h"
 #include "async/torn_samples.h"
 #include "base/guarded.h"
@@ -35,21 +36,39 @@ struct JobPlace {
   bool pins = true;                ///< Whether memory that devices copy to is registered.
 };
 
-/// When the copy is written.
-enum class WriteWhen : std::uint8_t {
-  kNow,
-  kDeferred,  ///< By the agent, if this process ends before a newer save replaces it.
+/// How a save has ended, told once: to a function and then to all that wait.
+template <class Report>
+class Outcome {
+ public:
+  explicit Outcome(std::function<void(const Result<Report>&)> function)
+      : function_(std::move(function)) {}
+
+  void Deliver(Result<Report> outcome) {
+    if (function_) {
+      (void)Guarded([&] {
+        function_(outcome);
+        return Status::Ok();
+      });
+    }
+    promise_.set_value(std::move(outcome));
+  }
+  [[nodiscard]] std::shared_future<Result<Report>> future() const { return future_; }
+
+ private:
+  std::function<void(const Result<Report>&)> function_;
+  std::promise<Result<Report>> promise_;
+  std::shared_future<Result<Report>> future_ = promise_.get_future().share();
 };
 
 /// The account of a save's steps, and of the threads that make them, is at the top of job.cc.
 class AsyncJob {
  public:
   /// Where `ready` is an error, this rank takes part only to let the save fail with it.
-  AsyncJob(State state, std::string path, StagedSaveOptions options, WriteWhen when,
+  AsyncJob(State state, std::string path, AsyncSaveOptions options, WriteWhen when,
            const JobPlace& place, Status ready);
   AsyncJob(const AsyncJob&) = delete;
   AsyncJob& operator=(const AsyncJob&) = delete;
-  virtual ~AsyncJob() { destroyed_.request_stop(); }
+  ~AsyncJob() { destroyed_.request_stop(); }
 
   /// Makes step 1. Takes part in the ranks' exchange also after a local error. Errors: the
   /// session's; the caller then calls Complete.
@@ -95,12 +114,12 @@ class AsyncJob {
   [[nodiscard]] std::optional<int> device() const { return device_; }
   [[nodiscard]] bool deferred() const { return when_ == WriteWhen::kDeferred; }
   [[nodiscard]] std::shared_future<Status> staged() const { return staged_future_; }
+  /// Of a deferred save the outcome is that of submitting it.
+  [[nodiscard]] std::shared_future<Result<AsyncSaveReport>> done() const {
+    return outcome_.future();
+  }
 
  private:
-  /// Reports how the save has ended. Called once; must not throw. Of a deferred save the outcome is
-  /// that of submitting it.
-  virtual void Deliver(Result<AsyncSaveReport> outcome) = 0;
-
   Status Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads);
   void NoteDeviceBytes();
   /// Takes an event. The lock is held.
@@ -134,7 +153,8 @@ class AsyncJob {
   const WriteWhen when_;
   std::shared_ptr<const DeferredGroup> group_;  // Null unless deferred.
   const Status callers_ready_;
-  StagedSaveOptions options_;  // With a stop token of this save's own.
+  AsyncSaveOptions options_;  // With a stop token of this save's own.
+  Outcome<AsyncSaveReport> outcome_{std::move(options_.on_done)};
   const TimePoint start_ = Now();
   std::stop_source stop_;
   std::unique_ptr<SaveSession> session_;
@@ -165,30 +185,6 @@ class AsyncJob {
   std::optional<std::stop_callback<std::function<void()>>> users_stop_;
   std::stop_source destroyed_;
   Thread watchdog_;  // Last: it uses all of the above.
-};
-
-/// How a save has ended, told once: to a function and then to all that wait.
-template <class Report>
-class Outcome {
- public:
-  explicit Outcome(std::function<void(const Result<Report>&)> function)
-      : function_(std::move(function)) {}
-
-  void Deliver(Result<Report> outcome) {
-    if (function_) {
-      (void)Guarded([&] {
-        function_(outcome);
-        return Status::Ok();
-      });
-    }
-    promise_.set_value(std::move(outcome));
-  }
-  [[nodiscard]] std::shared_future<Result<Report>> future() const { return future_; }
-
- private:
-  std::function<void(const Result<Report>&)> function_;
-  std::promise<Result<Report>> promise_;
-  std::shared_future<Result<Report>> future_ = promise_.get_future().share();
 };
 
 }  // namespace varve

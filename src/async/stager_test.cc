@@ -303,8 +303,8 @@ TEST(AsyncSave, ARankThatCannotTakePartTellsTheOthers) {
       auto stager = Stager::Make({.budget_bytes = 64 * kMiB}, std::move(back[rank]));
       ASSERT_TRUE(IsOk(stager));
       const Status ready = rank == 1 ? InvalidArgument("a lambda cannot be stored") : Status::Ok();
-      const AsyncSaveHandle save = StartAsyncSave(training.state(), dir / "c", {}, **stager,
-                                                  *front[rank], PosixStorage(), ready);
+      const AsyncSaveHandle save = StartSave(training.state(), dir / "c", {}, WriteWhen::kNow,
+                                             **stager, *front[rank], PosixStorage(), ready);
       EXPECT_TRUE(FailsWith(save.done().get(), StatusCode::kInvalidArgument,
                             {"rank 1: a lambda cannot be stored"}));
     });

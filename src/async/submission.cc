@@ -57,13 +57,13 @@ void Fields(Archive& archive, FieldsOf<Archive, DeferredGroup>& group) {
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, Submission>& submission) {
   archive(submission.path, submission.settled, submission.image);
-  auto& options = submission.options;
+  auto& options = submission.options.save;
   archive.Enum(options.overwrite, Overwrite::kNever, Overwrite::kInPlace, "unknown overwrite");
   archive(options.direct, options.max_write_bandwidth);
   Bounded(archive, options.writes_in_flight, 1024);
   Milliseconds(archive, options.timeout);
-  Bounded(archive, submission.retries, 1 << 20);
-  Milliseconds(archive, submission.retry_delay);
+  Bounded(archive, submission.options.retries, 1 << 20);
+  Milliseconds(archive, submission.options.retry_delay);
   archive(submission.deferred, submission.phases, submission.replaces, submission.access);
 }
 
@@ -80,7 +80,7 @@ Bytes EncodeSubmission(const Submission& submission) { return EncodeFields(submi
 Result<Submission> DecodeSubmission(std::string_view bytes, std::uint64_t pool_blocks) {
   VARVE_ASSIGN_OR_RETURN(Submission submission, DecodeFields<Submission>(bytes));
   VARVE_RETURN_IF_ERROR(CheckStagedImage(submission.image, pool_blocks));
-  SaveOptions& options = submission.options;
+  SaveOptions& options = submission.options.save;
   options.coordinate = submission.settled.identity.coordinated;
   options.format = submission.settled.format;
   options.block_bytes = submission.settled.identity.block_bytes;

@@ -13,7 +13,6 @@
 #include "pipeline/staged_image.h"
 #include "save/settled.h"
 #include "varve/async_save.h"
-#include "varve/options.h"
 
 namespace varve {
 
@@ -34,9 +33,7 @@ struct Submission {
   std::string path;  ///< Absolute.
   SettledSave settled;
   StagedImage image;
-  SaveOptions options;  ///< Those of the writing alone: no function or token.
-  int retries = 0;
-  std::chrono::milliseconds retry_delay{0};
+  StagedSaveOptions options;  ///< Those of the writing alone are sent: no function or token.
   /// Of a deferred save, which is written only if the trainer exits before Forget.
   std::optional<DeferredGroup> deferred;
   std::vector<Phase> phases{};  ///< Those before the submission.

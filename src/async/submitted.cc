@@ -25,10 +25,10 @@ Status Check(const Submission& save, const FileWork& work) {
 Result<AsyncSaveReport> WriteSubmission(const Submission& save, Storage& storage,
                                         const LeasedMemory& memory, const std::stop_token& stop,
                                         const TrainerChecks& trainer, SubmittedFile* file) {
-  SaveOptions options = save.options;
-  options.stop = stop;
+  StagedSaveOptions options = save.options;
+  options.save.stop = stop;
   const MeetingPlace ranks{storage, save.settled.identity, save.path};
-  const auto resumed = ResumeSave(save.settled, save.path, options, storage);
+  const auto resumed = ResumeSave(save.settled, save.path, options.save, storage);
   if (!resumed.ok()) {
     Withdraw(ranks, resumed.status());
     return resumed.status();
@@ -44,9 +44,7 @@ Result<AsyncSaveReport> WriteSubmission(const Submission& save, Storage& storage
   }
   const auto channel = MakeFileChannel(ranks, trainer.give_up);
   *file = {session->file_name(), session->work().data_begin, {}};
-  auto report = WriteWithRetries(
-      *session, staged.get(), *channel,
-      {save.path, options.coordinate, save.retries, save.retry_delay, stop}, ready);
+  auto report = WriteWithRetries(*session, staged.get(), *channel, save.path, options, ready);
   file->published_as = session->published_as();
   return report;
 }

@@ -85,9 +85,7 @@ Status Submitter::Submit(std::uint64_t turn, const std::string& path, const Save
   } else {
     save.image.checksum_block_bytes = session.work().block_bytes;
   }
-  save.options = options.save;
-  save.retries = options.retries;
-  save.retry_delay = options.retry_delay;
+  save.options = options;
   save.phases = session.phases();
   VARVE_ASSIGN_OR_RETURN(save.replaces, MayReplace(save));
   if (SharedAccess* const access = storage_.extras().shared_access) {
@@ -121,7 +119,7 @@ std::vector<std::string> Submitter::RecentlySaved(const std::string& path) {
 /// name and may still be on its way there.
 Result<std::vector<std::string>> Submitter::MayReplace(const Submission& save) {
   const FileIdentity& identity = save.settled.identity;
-  if (identity.rank != 0 || save.options.overwrite == Overwrite::kNever) {
+  if (identity.rank != 0 || save.options.save.overwrite == Overwrite::kNever) {
     return std::vector<std::string>();
   }
   std::vector<std::string> known = RecentlySaved(save.path);
@@ -147,10 +145,11 @@ Result<AsyncSaveReport> Submitter::Await(std::uint64_t turn, const std::stop_tok
 
 Result<AsyncSaveReport> Submitter::Write(std::uint64_t turn, SubmissionState submitted,
                                          SaveSession& session, std::unique_ptr<StagedFile>* staged,
-                                         const WriteAttempts& attempts, const Status& ready) {
+                                         const std::string& name, const StagedSaveOptions& options,
+                                         const Status& ready) {
   // A name that cannot be made absolute was not submitted either.
-  const auto absolute = AbsolutePath(std::string(attempts.path));
-  const std::string path = absolute.ok() ? *absolute : std::string(attempts.path);
+  const auto absolute = AbsolutePath(name);
+  const std::string path = absolute.ok() ? *absolute : name;
   const MeetingPlace ranks{storage_, session.settled().identity, path};
   if (submitted == SubmissionState::kPerhaps) {
     if (const auto report = VisibleAfterAll(session, storage_, path)) {
@@ -162,10 +161,10 @@ Result<AsyncSaveReport> Submitter::Write(std::uint64_t turn, SubmissionState sub
   }
   if (submitted == SubmissionState::kNo) {
     const auto channel = MakeFileChannel(ranks);
-    return WriteWithRetries(session, staged->get(), *channel, attempts, ready);
+    return WriteWithRetries(session, staged->get(), *channel, name, options, ready);
   }
   bool lost = false;
-  Result<AsyncSaveReport> result = Await(turn, attempts.stop, &lost);
+  Result<AsyncSaveReport> result = Await(turn, options.save.stop, &lost);
   if (lost) {
     if (const auto report = VisibleAfterAll(session, storage_, path)) {
       return *report;

@@ -62,8 +62,8 @@ class Submitter {
   /// Waits for a save that was submitted in `turn`; writes one that was not submitted, if this rank
   /// is `ready`. Takes the copy from `*staged` where it is kept.
   Result<AsyncSaveReport> Write(std::uint64_t turn, SubmissionState submitted, SaveSession& session,
-                                std::unique_ptr<StagedFile>* staged, const WriteAttempts& attempts,
-                                const Status& ready);
+                                std::unique_ptr<StagedFile>* staged, const std::string& path,
+                                const StagedSaveOptions& options, const Status& ready);
 
  private:
   Submitter(std::shared_ptr<SaveExecutor> executor, StagingPool& pool, Storage& storage)

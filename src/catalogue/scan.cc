@@ -85,23 +85,23 @@ Result<ScanResult> ScanFiles(Storage& storage, const std::string& directory,
       result.damaged.push_back(checked.status().Annotate(path));
       continue;
     }
-    FileGroup& group = groups[checked->header.save_id];
-    group.save_id = checked->header.save_id;
-    group.world_size = std::max(group.world_size, checked->header.world_size);
-    group.created_ns = std::max(group.created_ns, checked->header.created_ns);
+    FileGroup& group = groups[checked->header.identity.save_id];
+    group.save_id = checked->header.identity.save_id;
+    group.world_size = std::max(group.world_size, checked->header.identity.world_size);
+    group.created_ns = std::max(group.created_ns, checked->header.identity.created_ns);
     group.files.push_back(std::move(*checked));
   }
   for (auto& [id, group] : groups) {
     std::sort(group.files.begin(), group.files.end(),
               [](const CheckedHeader& a, const CheckedHeader& b) {
-                return a.header.rank < b.header.rank;
+                return a.header.identity.rank < b.header.identity.rank;
               });
     if (group.has_rank_0()) {
-      group.created_ns = group.files.front().header.created_ns;
+      group.created_ns = group.files.front().header.identity.created_ns;
     }
     std::size_t next = 0;
     for (std::uint32_t rank = 0; rank < group.world_size; ++rank) {
-      if (next < group.files.size() && group.files[next].header.rank == rank) {
+      if (next < group.files.size() && group.files[next].header.identity.rank == rank) {
         ++next;
       } else {
         group.missing.push_back(rank);
@@ -152,7 +152,7 @@ std::optional<std::uint64_t> BeginningOfSave(Storage& storage, const std::string
   }
   const std::string& name = sets.front().files.begin()->second;
   const auto read = ReadHeader(storage, JoinPath(directory, name), name);
-  return read.ok() ? std::optional(read->header.created_ns) : std::nullopt;
+  return read.ok() ? std::optional(read->header.identity.created_ns) : std::nullopt;
 }
 
 Result<std::string> ReadHeaderBytes(ReadableFile& file) {

@@ -25,7 +25,9 @@ struct FileGroup {
   std::vector<CheckedHeader> files;    ///< By rank.
   std::vector<std::uint32_t> missing;  ///< Ranks without a file.
   [[nodiscard]] bool complete() const { return missing.empty(); }
-  [[nodiscard]] bool has_rank_0() const { return !files.empty() && files.front().header.rank == 0; }
+  [[nodiscard]] bool has_rank_0() const {
+    return !files.empty() && files.front().header.identity.rank == 0;
+  }
 };
 
 struct ScanResult {

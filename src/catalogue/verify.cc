@@ -39,7 +39,7 @@ class Verifier {
     if (all_readable) {
       // Intact headers and an intact manifest must agree.
       const Metadata& index = opened_.metadata;
-      const bool apart = !headers.empty() && !headers[0].header.coordinated;
+      const bool apart = !headers.empty() && !headers[0].header.identity.coordinated;
       auto merged = MergeHeaders(std::move(headers));
       if (merged.ok() && apart && index.tensor_variants.empty() && index.object_variants.empty()) {
         // Repaired by a Varve that had the lowest rank's values alone for ranks that saved apart.

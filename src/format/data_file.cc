@@ -73,7 +73,7 @@ class ChunkNames {
 
 std::string ObjectsName(const DataFileHeader& header) {
   std::array<char, 48> name{};
-  std::snprintf(name.data(), name.size(), "__varve__.values.rank%05u", header.rank);
+  std::snprintf(name.data(), name.size(), "__varve__.values.rank%05u", header.identity.rank);
   return name.data();
 }
 
@@ -154,15 +154,15 @@ std::uint32_t VersionOf(const DataFileHeader& header) {
 std::string VarveJson(const DataFileHeader& header, const ChunkNames& names) {
   std::string json = "{\"format\":" + std::to_string(VersionOf(header));
   json += ",\"header_crc32c\":\"" + std::string(kZeroHeaderChecksum) + "\"";
-  json += ",\"save_id\":\"" + ToString(header.save_id) + "\"";
-  json += ",\"rank\":" + std::to_string(header.rank);
-  json += ",\"world_size\":" + std::to_string(header.world_size);
-  json += std::string(",\"coordinated\":") + (header.coordinated ? "true" : "false");
-  json += ",\"created_ns\":" + std::to_string(header.created_ns);
-  json += ",\"block_bytes\":" + std::to_string(header.block_bytes);
+  json += ",\"save_id\":\"" + ToString(header.identity.save_id) + "\"";
+  json += ",\"rank\":" + std::to_string(header.identity.rank);
+  json += ",\"world_size\":" + std::to_string(header.identity.world_size);
+  json += std::string(",\"coordinated\":") + (header.identity.coordinated ? "true" : "false");
+  json += ",\"created_ns\":" + std::to_string(header.identity.created_ns);
+  json += ",\"block_bytes\":" + std::to_string(header.identity.block_bytes);
   std::string blocks;
   blocks.reserve(header.block_crc32c.size() * 8);
-  const std::uint64_t block_count = DivideUp(header.data_bytes, header.block_bytes);
+  const std::uint64_t block_count = DivideUp(header.data_bytes, header.identity.block_bytes);
   for (std::uint64_t i = 0; i < block_count; ++i) {
     blocks += i < header.block_crc32c.size() ? HexU32(header.block_crc32c[i]) : "00000000";
   }
@@ -294,10 +294,11 @@ Status CheckAliases(const DataFileHeader& header) {
 
 std::string DataFileName(const DataFileHeader& header) {
   std::array<char, 64> name{};
-  std::snprintf(name.data(), name.size(), "data-%05u-of-%05u", header.rank, header.world_size);
+  std::snprintf(name.data(), name.size(), "data-%05u-of-%05u", header.identity.rank,
+                header.identity.world_size);
   std::string text = name.data();
-  if (!header.coordinated) {
-    text += "-" + ToString(header.save_id).substr(0, 12);
+  if (!header.identity.coordinated) {
+    text += "-" + ToString(header.identity.save_id).substr(0, 12);
   }
   return text + ".safetensors";
 }

@@ -54,15 +54,21 @@ struct TensorAlias {
   friend bool operator==(const TensorAlias&, const TensorAlias&) = default;
 };
 
-/// All fields of a data file's header. Its version follows from it, see kAliasFormatVersion. Chunks
-/// and objects that are variants have names of variants; a chunk's box counts within its variant.
-struct DataFileHeader {
+/// The rank, the save and its time: the same for all files of a rank's save.
+struct FileIdentity {
   SaveId save_id;
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;
   bool coordinated = true;       ///< False: published without coordination (see docs/format.md).
   std::uint64_t created_ns = 0;  ///< Unix time of the save's start, by the writer's clock.
   std::uint64_t block_bytes = kDefaultBlockBytes;
+  friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
+};
+
+/// All fields of a data file's header. Its version follows from it, see kAliasFormatVersion. Chunks
+/// and objects that are variants have names of variants; a chunk's box counts within its variant.
+struct DataFileHeader {
+  FileIdentity identity;
   std::uint64_t data_bytes = 0;
   std::vector<StoredChunk> chunks;     ///< In file order, packed from byte 0 of the data.
   std::vector<StoredObject> objects;   ///< After the chunks, in file order.

@@ -138,7 +138,7 @@ Status ReadEntry(const std::string& name, dom::element element, const dom::eleme
   return Status::Ok();
 }
 
-Status ReadIdentity(dom::object varve, std::uint64_t* version, DataFileHeader* header) {
+Status ReadIdentity(dom::object varve, std::uint64_t* version, FileIdentity* identity) {
   VARVE_RETURN_IF_ERROR(Require(varve, "format", version));
   if (*version > kVariantFormatVersion) {
     return Unimplemented("data file has format version " + std::to_string(*version) +
@@ -147,7 +147,7 @@ Status ReadIdentity(dom::object varve, std::uint64_t* version, DataFileHeader* h
   }
   std::string_view save_id;
   VARVE_RETURN_IF_ERROR(Require(varve, "save_id", &save_id));
-  if (!ParseHex(save_id, header->save_id.bytes)) {
+  if (!ParseHex(save_id, identity->save_id.bytes)) {
     return Malformed("save_id is not 32 hex digits");
   }
   std::uint64_t rank = 0;
@@ -157,13 +157,13 @@ Status ReadIdentity(dom::object varve, std::uint64_t* version, DataFileHeader* h
   if (world_size == 0 || world_size > 0xFFFFFFFFU || rank >= world_size) {
     return Malformed("rank is not below world_size");
   }
-  header->rank = static_cast<std::uint32_t>(rank);
-  header->world_size = static_cast<std::uint32_t>(world_size);
-  VARVE_RETURN_IF_ERROR(Require(varve, "coordinated", &header->coordinated));
-  VARVE_RETURN_IF_ERROR(Require(varve, "created_ns", &header->created_ns));
-  VARVE_RETURN_IF_ERROR(Require(varve, "block_bytes", &header->block_bytes));
-  if (header->block_bytes == 0 || header->block_bytes % kDataAlignment != 0 ||
-      header->block_bytes > kMaxBlockBytes) {
+  identity->rank = static_cast<std::uint32_t>(rank);
+  identity->world_size = static_cast<std::uint32_t>(world_size);
+  VARVE_RETURN_IF_ERROR(Require(varve, "coordinated", &identity->coordinated));
+  VARVE_RETURN_IF_ERROR(Require(varve, "created_ns", &identity->created_ns));
+  VARVE_RETURN_IF_ERROR(Require(varve, "block_bytes", &identity->block_bytes));
+  if (identity->block_bytes == 0 || identity->block_bytes % kDataAlignment != 0 ||
+      identity->block_bytes > kMaxBlockBytes) {
     return Malformed("block_bytes is not a multiple of 4096 up to 8 MiB");
   }
   return Status::Ok();
@@ -242,7 +242,7 @@ Status ReadChecksums(dom::object varve, DataFileHeader* header) {
   }
   std::string_view blocks;
   VARVE_RETURN_IF_ERROR(Require(varve, "blocks_crc32c", &blocks));
-  const std::uint64_t count = DivideUp(header->data_bytes, header->block_bytes);
+  const std::uint64_t count = DivideUp(header->data_bytes, header->identity.block_bytes);
   if (blocks.size() / 8 != count || blocks.size() % 8 != 0) {
     return Malformed("blocks_crc32c does not hold one checksum per block");
   }
@@ -309,7 +309,7 @@ Result<DataFileHeader> DecodeHeader(std::string_view bytes, std::uint32_t* heade
 
   DataFileHeader header;
   std::uint64_t format = 0;
-  VARVE_RETURN_IF_ERROR(ReadIdentity(varve, &format, &header));
+  VARVE_RETURN_IF_ERROR(ReadIdentity(varve, &format, &header.identity));
   dom::object special_list;
   VARVE_RETURN_IF_ERROR(Require(varve, "tensors", &special_list));
   std::unordered_map<std::string_view, dom::element> special;  // Looked up only.

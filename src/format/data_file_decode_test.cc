@@ -250,8 +250,9 @@ TEST(DecodeHeader, NeverReturnsAHeaderThatLiesWhateverTheBytes) {
         ASSERT_TRUE(object.bytes.begin <= object.bytes.end &&
                     object.bytes.end <= header->data_bytes);
       }
-      ASSERT_EQ(header->block_crc32c.size(),
-                (header->data_bytes + header->block_bytes - 1) / header->block_bytes);
+      ASSERT_EQ(
+          header->block_crc32c.size(),
+          (header->data_bytes + header->identity.block_bytes - 1) / header->identity.block_bytes);
     }
   }
   EXPECT_GT(accepted, 100) << "names and hashes can be changed without contradiction";

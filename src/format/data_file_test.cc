@@ -169,7 +169,7 @@ TEST(LayOut, RefusesSizesThatOverflow) {
 TEST(DataFileName, TellsRankAndWorldAndForRankLocalSavesTheSave) {
   DataFileHeader header = HeaderWith(3, 8, {});
   EXPECT_EQ(DataFileName(header), "data-00003-of-00008.safetensors");
-  header.coordinated = false;
+  header.identity.coordinated = false;
   EXPECT_EQ(DataFileName(header), "data-00003-of-00008-000102030405.safetensors");
 }
 

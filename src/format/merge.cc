@@ -14,14 +14,16 @@ namespace varve {
 namespace {
 
 Status CheckAgreement(const DataFileHeader& first, const DataFileHeader& other) {
-  if (other.save_id != first.save_id) {
-    return DataLoss("files of different saves: " + ToString(first.save_id) + " and " +
-                    ToString(other.save_id));
+  if (other.identity.save_id != first.identity.save_id) {
+    return DataLoss("files of different saves: " + ToString(first.identity.save_id) + " and " +
+                    ToString(other.identity.save_id));
   }
-  if (other.world_size != first.world_size || other.block_bytes != first.block_bytes ||
-      other.coordinated != first.coordinated) {
-    return DataLoss("rank " + std::to_string(other.rank) + " and rank " +
-                    std::to_string(first.rank) + " disagree about the save they belong to");
+  if (other.identity.world_size != first.identity.world_size ||
+      other.identity.block_bytes != first.identity.block_bytes ||
+      other.identity.coordinated != first.identity.coordinated) {
+    return DataLoss("rank " + std::to_string(other.identity.rank) + " and rank " +
+                    std::to_string(first.identity.rank) +
+                    " disagree about the save they belong to");
   }
   return Status::Ok();
 }
@@ -73,17 +75,17 @@ Status AddChunk(const CheckedHeader& file, const NamedChunk& named, MergedFiles*
   TensorMetadata& tensor = *into;
   const StoredChunk& stored = *named.stored;
   if (tensor.dtype != stored.dtype || tensor.shape != stored.shape) {
-    return DataLoss("tensor \"" + tensor.fqn + "\": rank " + std::to_string(file.header.rank) +
-                    " has " + std::string(DTypeName(stored.dtype)) + ToString(stored.shape) +
-                    ", another rank " + std::string(DTypeName(tensor.dtype)) +
-                    ToString(tensor.shape));
+    return DataLoss(
+        "tensor \"" + tensor.fqn + "\": rank " + std::to_string(file.header.identity.rank) +
+        " has " + std::string(DTypeName(stored.dtype)) + ToString(stored.shape) +
+        ", another rank " + std::string(DTypeName(tensor.dtype)) + ToString(tensor.shape));
   }
   Chunk chunk{
       stored.box,
       {named.file, file.header_bytes + stored.bytes.begin, file.header_bytes + stored.bytes.end},
       stored.content};
   const auto replica =
-      file.header.coordinated
+      file.header.identity.coordinated
           ? tensor.chunks.end()
           : std::find_if(tensor.chunks.begin(), tensor.chunks.end(),
                          [&](const Chunk& known) { return known.box == stored.box; });
@@ -93,7 +95,7 @@ Status AddChunk(const CheckedHeader& file, const NamedChunk& named, MergedFiles*
     }
   } else if (replica->content != stored.content && !IsEmpty(stored.box)) {
     AddOther(
-        file.header.rank, OtherChunk{std::move(chunk), {}},
+        file.header.identity.rank, OtherChunk{std::move(chunk), {}},
         [&](const OtherChunk& other) {
           return other.chunk.content == stored.content && other.chunk.box == stored.box;
         },
@@ -109,15 +111,16 @@ Status CheckApart(const DataFileHeader& header) {
   for (const StoredChunk& stored : header.chunks) {
     if (!IsEmpty(stored.box) &&
         !boxes.emplace(stored.fqn, stored.box.offsets, stored.box.sizes).second) {
-      return DataLoss("tensor \"" + stored.fqn + "\": rank " + std::to_string(header.rank) +
-                      " has " + ToString(stored.box) + " twice");
+      return DataLoss("tensor \"" + stored.fqn + "\": rank " +
+                      std::to_string(header.identity.rank) + " has " + ToString(stored.box) +
+                      " twice");
     }
   }
   const auto check = [&](std::string_view fqn) -> Status {
-    return IsVariantName(fqn)
-               ? DataLoss("rank " + std::to_string(header.rank) + ", which saved apart, has \"" +
-                          std::string(fqn) + "\", a name of what several ranks hold")
-               : Status::Ok();
+    return IsVariantName(fqn) ? DataLoss("rank " + std::to_string(header.identity.rank) +
+                                         ", which saved apart, has \"" + std::string(fqn) +
+                                         "\", a name of what several ranks hold")
+                              : Status::Ok();
   };
   for (const StoredChunk& stored : header.chunks) {
     VARVE_RETURN_IF_ERROR(check(stored.fqn));
@@ -192,10 +195,10 @@ Status AddObjects(const CheckedHeader& file, std::uint32_t file_index, MergedFil
                         file.header_bytes + stored.bytes.end};
     const bool is_new =
         merged->objects.try_emplace(stored.fqn, ObjectMetadata{stored.fqn, extent}).second;
-    if (!is_new && file.header.coordinated) {
+    if (!is_new && file.header.identity.coordinated) {
       return DataLoss("object \"" + stored.fqn + "\" is stored by two ranks");
     }
-    if (file.header.coordinated) {
+    if (file.header.identity.coordinated) {
       continue;
     }
     const Hash128 first = merged->contents.try_emplace(stored.fqn, stored.content).first->second;
@@ -203,7 +206,7 @@ Status AddObjects(const CheckedHeader& file, std::uint32_t file_index, MergedFil
       continue;  // Files of before do not say what their values are.
     }
     AddOther(
-        file.header.rank, OtherObject{extent, stored.content, {}},
+        file.header.identity.rank, OtherObject{extent, stored.content, {}},
         [&](const OtherObject& other) { return other.content == stored.content; },
         &merged->other_objects[stored.fqn]);
   }
@@ -255,24 +258,24 @@ Result<Metadata> MergeHeaders(std::vector<CheckedHeader> headers) {
     return DataLoss("no data files");
   }
   std::sort(headers.begin(), headers.end(), [](const CheckedHeader& a, const CheckedHeader& b) {
-    return a.header.rank < b.header.rank;
+    return a.header.identity.rank < b.header.identity.rank;
   });
   Metadata metadata;
-  metadata.save_id = headers[0].header.save_id;
-  metadata.world_size = headers[0].header.world_size;
-  metadata.block_bytes = headers[0].header.block_bytes;
+  metadata.save_id = headers[0].header.identity.save_id;
+  metadata.world_size = headers[0].header.identity.world_size;
+  metadata.block_bytes = headers[0].header.identity.block_bytes;
   MergedFiles merged;
   for (std::size_t i = 0; i < headers.size(); ++i) {
     const CheckedHeader& file = headers[i];
     VARVE_RETURN_IF_ERROR(CheckAgreement(headers[0].header, file.header));
-    if (i > 0 && headers[i - 1].header.rank == file.header.rank) {
-      return DataLoss("two data files of rank " + std::to_string(file.header.rank));
+    if (i > 0 && headers[i - 1].header.identity.rank == file.header.identity.rank) {
+      return DataLoss("two data files of rank " + std::to_string(file.header.identity.rank));
     }
     const auto index = static_cast<std::uint32_t>(i);
-    metadata.files.push_back({DataFileName(file.header), file.header.rank,
+    metadata.files.push_back({DataFileName(file.header), file.header.identity.rank,
                               file.header_bytes + file.header.data_bytes, file.header_bytes,
                               file.header_crc32c, file.header.block_crc32c});
-    if (!file.header.coordinated) {
+    if (!file.header.identity.coordinated) {
       VARVE_RETURN_IF_ERROR(CheckApart(file.header));
     }
     VARVE_RETURN_IF_ERROR(AddObjects(file, index, &merged));

@@ -90,7 +90,7 @@ TEST(MergeHeaders, RefusesAnAliasThatOneFileLacksOrStoresItself) {
 
 TEST(MergeHeaders, RefusesFilesOfDifferentSaves) {
   DataFileHeader other = HeaderWith(1, 2, {Rows(4, 8)});
-  other.save_id = test::SaveIdFrom(7);
+  other.identity.save_id = test::SaveIdFrom(7);
   EXPECT_TRUE(FailsWith(MergeHeaders(Merged({HeaderWith(0, 2, {Rows(0, 4)}), other})), kLoss,
                         {"different saves", "0001020304", "0708090a0b"}));
 }
@@ -137,8 +137,8 @@ TEST(MergeHeaders, NamesTheHole) {
 TEST(MergeHeaders, KeepsTheLowestRanksCopyOfARankLocalReplica) {
   DataFileHeader first = HeaderWith(0, 2, {Rows(0, 8)}, {"lr"});
   DataFileHeader second = HeaderWith(1, 2, {Rows(0, 8)}, {"lr"});
-  first.coordinated = false;
-  second.coordinated = false;
+  first.identity.coordinated = false;
+  second.identity.coordinated = false;
   const auto metadata = MergeHeaders(Merged({second, first}));
   ASSERT_TRUE(IsOk(metadata));
   ASSERT_EQ(metadata->tensors[0].chunks.size(), 1U);

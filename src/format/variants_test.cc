@@ -94,7 +94,7 @@ std::vector<CheckedHeader> FilesOfRanksApart() {
   std::vector<CheckedHeader> files;
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
     DataFileHeader header = HeaderWith(rank, 3, {Entry("v", 2), Entry("w", 4)}, {"step"});
-    header.coordinated = false;
+    header.identity.coordinated = false;
     header.objects[0].content.bytes[0] = rank == 1 ? 7 : 1;
     header.chunks[1].content.bytes[0] = rank == 1 ? 7 : 1;
     files.push_back(Checked(header));

@@ -4,14 +4,26 @@
 #include <algorithm>
 
 #include "base/fields.h"
+#include "format/data_file.h"
 #include "plan/save_plan.h"
 #include "tensor/fields.h"
 
 namespace varve {
 
+inline constexpr std::uint32_t kMostRanks = 1 << 20;  // A save begins with memory for each rank.
+
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, Hash128>& hash) {
   archive(hash.bytes);
+}
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, FileIdentity>& identity) {
+  archive(identity.save_id.bytes, identity.rank, identity.world_size, identity.coordinated);
+  archive(identity.created_ns, identity.block_bytes);
+  archive.Check(
+      [&] { return identity.rank < identity.world_size && identity.world_size <= kMostRanks; },
+      "a rank outside of its world");
 }
 
 template <class Archive>

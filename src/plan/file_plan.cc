@@ -74,13 +74,7 @@ std::string NameInFile(const ObjectItem& item, const VariantAssignment& variant)
 Result<FilePlan> PlanFile(const LocalPlan& plan, const RankAssignment& assignment,
                           const FileIdentity& identity) {
   FilePlan file;
-  file.header.save_id = identity.save_id;
-  file.header.rank = identity.rank;
-  file.header.world_size = identity.world_size;
-  file.header.coordinated = identity.coordinated;
-  file.header.created_ns = identity.created_ns;
-  file.header.block_bytes = identity.block_bytes;
-
+  file.header.identity = identity;
   std::vector<StoredChunk> chunks;
   chunks.reserve(assignment.chunks.size());
   for (const ChunkAssignment& chunk : assignment.chunks) {
@@ -150,8 +144,8 @@ Result<WriteReceipt> DecodeReceipt(std::string_view bytes) {
 
 Status ApplyReceipt(const WriteReceipt& receipt, DataFileHeader* header) {
   if (receipt.contents.size() != header->chunks.size() ||
-      receipt.block_crc32c.size() != DivideUp(header->data_bytes, header->block_bytes)) {
-    return Internal("write receipt of rank " + std::to_string(header->rank) +
+      receipt.block_crc32c.size() != DivideUp(header->data_bytes, header->identity.block_bytes)) {
+    return Internal("write receipt of rank " + std::to_string(header->identity.rank) +
                     " does not fit its plan");
   }
   header->block_crc32c = receipt.block_crc32c;

@@ -9,16 +9,6 @@
 
 namespace varve {
 
-/// The rank, the save and its time: the same for all files of a rank's save.
-struct FileIdentity {
-  SaveId save_id;
-  std::uint32_t rank = 0;
-  std::uint32_t world_size = 1;
-  bool coordinated = true;
-  std::uint64_t created_ns = 0;
-  std::uint64_t block_bytes = kDefaultBlockBytes;
-};
-
 /// A data file before its checksums are known.
 struct FilePlan {
   DataFileHeader header;                    ///< Laid out; checksums still zero.

@@ -52,9 +52,7 @@ namespace varve {
 
 /// The share that exchange A gives a rank to write.
 struct SaveShare {
-  SaveId save_id;
-  std::uint64_t created_ns = 0;
-  std::uint64_t block_bytes = 0;
+  FileIdentity identity;
   RankAssignment assignment;
   Bytes placement;
   bool joins = false;
@@ -74,8 +72,7 @@ void Fields(Archive& archive, FieldsOf<Archive, RankReceipt>& mine) {
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, SaveShare>& share) {
-  archive(share.save_id.bytes, share.created_ns, share.block_bytes, share.assignment,
-          share.placement, share.joins, share.claim);
+  archive(share.identity, share.assignment, share.placement, share.joins, share.claim);
 }
 
 namespace {
@@ -206,11 +203,8 @@ class CoordinatedSave final : public SaveSession {
 
   /// Decodes the share that exchange A has given this rank, which is not the coordinator.
   Status TakeAssignment(std::string_view reply) {
-    FileIdentity& identity = settled_.identity;
     VARVE_ASSIGN_OR_RETURN(SaveShare share, DecodeFields<SaveShare>(reply));
-    identity.save_id = share.save_id;
-    identity.created_ns = share.created_ns;
-    identity.block_bytes = share.block_bytes;
+    settled_.identity = share.identity;
     settled_.settled.ranks.clear();
     settled_.settled.ranks.push_back(std::move(share.assignment));
     settled_.placement = std::move(share.placement);
@@ -250,9 +244,11 @@ class CoordinatedSave final : public SaveSession {
     settled_.claim = commit_ == nullptr ? "" : commit_->claim();
     std::vector<std::string> replies(placements.size());
     for (std::size_t rank = 1; rank < placements.size(); ++rank) {
-      replies[rank] = EncodeFields(SaveShare{
-          identity.save_id, identity.created_ns, identity.block_bytes, settled_.settled.ranks[rank],
-          std::move(placements[rank]), settled_.joins, settled_.claim});
+      FileIdentity theirs = identity;
+      theirs.rank = static_cast<std::uint32_t>(rank);
+      replies[rank] =
+          EncodeFields(SaveShare{theirs, settled_.settled.ranks[rank], std::move(placements[rank]),
+                                 settled_.joins, settled_.claim});
     }
     return replies;
   }

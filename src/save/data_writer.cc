@@ -73,7 +73,7 @@ Result<FileWork> DescribeDataFile(const FilePlan& plan) {
   FileWork work;
   work.size = header.size() + plan.header.data_bytes;
   work.data_begin = header.size();
-  work.block_bytes = plan.header.block_bytes;
+  work.block_bytes = plan.header.identity.block_bytes;
   work.finish = [header = std::move(header)](WrittenSegments data) -> Result<FinishedFile> {
     WriteReceipt receipt;
     receipt.header_bytes = header.size();

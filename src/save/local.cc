@@ -187,7 +187,7 @@ Status RemoveOlderSaves(Storage& storage, const std::string& path, const SaveId&
     }
     const bool wanted = group.complete() && !overwrite;
     // Never a file of ranks that saved together: a commit record may count on it by now.
-    const bool theirs = !group.files.empty() && group.files[0].header.coordinated;
+    const bool theirs = !group.files.empty() && group.files[0].header.identity.coordinated;
     if (!ours_ns || wanted || theirs) {
       continue;
     }

@@ -4,20 +4,6 @@
 #include "save/written_format.h"
 
 namespace varve {
-namespace {
-
-constexpr std::uint32_t kMostRanks = 1 << 20;  // A save begins with memory for each rank.
-
-}  // namespace
-
-template <class Archive>
-void Fields(Archive& archive, FieldsOf<Archive, FileIdentity>& identity) {
-  archive(identity.save_id.bytes, identity.rank, identity.world_size, identity.coordinated);
-  archive(identity.created_ns, identity.block_bytes);
-  archive.Check(
-      [&] { return identity.rank < identity.world_size && identity.world_size <= kMostRanks; },
-      "a rank outside of its world");
-}
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, SettledPlan>& plan) {

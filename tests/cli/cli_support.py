@@ -36,12 +36,10 @@ def make_stale(folder: Path, name: str) -> Path:
 def save_as_rank(rank: int, size: int, path: Path) -> None:
     """Uncoordinated saves: what one rank of a job does, no other being needed."""
     _engine.save(
-        {"w": np.arange(64.0) + rank, "step": 1} if rank == 0 else {},
+        _engine.Content({"w": np.arange(64.0) + rank, "step": 1} if rank == 0 else {}),
         path,
         varve.NumpyArrays(),
         _core.Coordinator(rank, size),
-        False,
-        None,
         _core.SaveOptions(coordinate=False, save_id=b"\xab" * 16),
     )
 

@@ -30,19 +30,14 @@ class S3Retries : public S3Faults, public testing::WithParamInterface<Format> {
   S3Retries() : S3Faults(GetParam(), 1) {}
 
   Status SaveWithARetry(const JobState& job, Storage& storage) {
-    const SaveOptions options = SmallSave(/*overwrite=*/true, GetParam());
+    const StagedSaveOptions options{.save = SmallSave(/*overwrite=*/true, GetParam()),
+                                    .retries = 2,
+                                    .retry_delay = std::chrono::milliseconds(600)};
     const std::string path = kS3Path;
-    const auto session = MakeSaveSession(job.rank(0), path, options, Claim::kApart, storage);
+    const auto session = MakeSaveSession(job.rank(0), path, options.save, Claim::kApart, storage);
     const auto coordinator = MakeSingleProcessCoordinator();
     VARVE_RETURN_IF_ERROR(session->Plan(*coordinator, Status::Ok()));
-    return WriteWithRetries(*session, nullptr, *coordinator,
-                            {.path = path,
-                             .coordinate = true,
-                             .retries = 2,
-                             .retry_delay = std::chrono::milliseconds(600),
-                             .stop = {}},
-                            Status::Ok())
-        .status();
+    return WriteWithRetries(*session, nullptr, *coordinator, path, options, Status::Ok()).status();
   }
 };
 

@@ -153,14 +153,14 @@ GoldenFile MakeFile(std::uint32_t rank, const Golden& golden) {
   const bool coordinated = golden.coordinated;
   GoldenFile file;
   DataFileHeader& header = file.header;
-  for (std::uint8_t i = 0; i < header.save_id.bytes.size(); ++i) {
-    header.save_id.bytes[i] = static_cast<std::uint8_t>(0xA0 + i);
+  for (std::uint8_t i = 0; i < header.identity.save_id.bytes.size(); ++i) {
+    header.identity.save_id.bytes[i] = static_cast<std::uint8_t>(0xA0 + i);
   }
-  header.rank = rank;
-  header.world_size = 2;
-  header.coordinated = coordinated;
-  header.created_ns = 1'700'000'000'000'000'000 + rank;
-  header.block_bytes = 4096;
+  header.identity.rank = rank;
+  header.identity.world_size = 2;
+  header.identity.coordinated = coordinated;
+  header.identity.created_ns = 1'700'000'000'000'000'000 + rank;
+  header.identity.block_bytes = 4096;
   header.chunks = Chunks(rank, coordinated);
   std::vector<std::string> objects{"rank/" + std::to_string(rank)};
   if (golden.variants && rank == 1) {
@@ -197,9 +197,9 @@ GoldenFile MakeFile(std::uint32_t rank, const Golden& golden) {
   }
   file.data += Structure(rank);
   EXPECT_EQ(file.data.size(), header.data_bytes);
-  for (std::size_t at = 0; at < file.data.size(); at += header.block_bytes) {
+  for (std::size_t at = 0; at < file.data.size(); at += header.identity.block_bytes) {
     header.block_crc32c.push_back(
-        Crc32c(AsByteSpan(std::string_view(file.data).substr(at, header.block_bytes))));
+        Crc32c(AsByteSpan(std::string_view(file.data).substr(at, header.identity.block_bytes))));
   }
   return file;
 }

@@ -296,24 +296,14 @@ void Run::MakeSave(Trainer& trainer, Save& save, Stager& stager, Coordinator& ra
                  ": " + outcome.ToString());
     }
   };
-  if (save.kind == Kind::kAsync) {
-    AsyncSaveOptions async;
-    async.save = options;
-    async.on_done = [note](const Result<AsyncSaveReport>& report) { note(report.status()); };
-    const AsyncSaveHandle handle =
-        StartAsyncSave(state, save.path, std::move(async), stager, ranks, storage, Status::Ok());
-    if (save.waits) {
-      (void)Await(handle.done());
-    }
-    return;
-  }
-  DeferSaveOptions deferred;
-  deferred.save = options;
-  deferred.on_held = [note](const Result<DeferredReport>& report) { note(report.status()); };
-  const DeferredSaveHandle handle = StartDeferredSave(state, save.path, std::move(deferred), stager,
-                                                      ranks, storage, Status::Ok());
+  AsyncSaveOptions async;
+  async.save = options;
+  async.on_done = [note](const Result<AsyncSaveReport>& report) { note(report.status()); };
+  const WriteWhen when = save.kind == Kind::kAsync ? WriteWhen::kNow : WriteWhen::kDeferred;
+  const AsyncSaveHandle handle =
+      StartSave(state, save.path, std::move(async), when, stager, ranks, storage, Status::Ok());
   if (save.waits) {
-    (void)Await(handle.held());
+    (void)Await(handle.done());
   }
 }
 

@@ -27,11 +27,11 @@ DataFileHeader HeaderWith(std::uint32_t rank, std::uint32_t world_size,
                           std::vector<StoredChunk> chunks,
                           const std::vector<std::string>& objects) {
   DataFileHeader header;
-  header.save_id = SaveIdFrom(0);
-  header.rank = rank;
-  header.world_size = world_size;
-  header.created_ns = 1'700'000'000'123'456'789;
-  header.block_bytes = 4096;
+  header.identity.save_id = SaveIdFrom(0);
+  header.identity.rank = rank;
+  header.identity.world_size = world_size;
+  header.identity.created_ns = 1'700'000'000'123'456'789;
+  header.identity.block_bytes = 4096;
   header.chunks = std::move(chunks);
   for (const std::string& fqn : objects) {
     header.objects.push_back({fqn, {0, 1}});
@@ -40,7 +40,7 @@ DataFileHeader HeaderWith(std::uint32_t rank, std::uint32_t world_size,
   for (std::size_t i = 0; i < header.chunks.size(); ++i) {
     header.chunks[i].content = Xxh3(AsByteSpan(std::to_string(i)));
   }
-  header.block_crc32c.resize(DivideUp(header.data_bytes, header.block_bytes));
+  header.block_crc32c.resize(DivideUp(header.data_bytes, header.identity.block_bytes));
   for (std::uint32_t i = 0; i < header.block_crc32c.size(); ++i) {
     header.block_crc32c[i] = 0x01000000 + i;
   }

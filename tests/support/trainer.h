@@ -45,6 +45,7 @@ class Trainer {
     Submission save;
     save.path = path;
     save.settled = session->settled();
+    save.options.retries = 0;
     save.image = staged->Describe();
     return save;
   }

@@ -32,13 +32,6 @@ class AsyncSaveHandle:
     def differing_objects(self) -> list[str]: ...
     def cancel(self) -> None: ...
 
-class DeferredSaveHandle:
-    @property
-    def differing_tensors(self) -> list[str]: ...
-    @property
-    def differing_objects(self) -> list[str]: ...
-    def cancel(self) -> None: ...
-
 class StagerOptions(_Struct):
     memory_budget: int = ...
     local_ranks: int = ...
@@ -66,7 +59,7 @@ class Stager:
     def drain(self) -> None: ...
     def abort(self) -> None: ...
 
-class _BackgroundOptions(_Struct):
+class AsyncSaveOptions(_Struct):
     save: SaveOptions = ...
     overlapped: bool = ...
     check_torn: bool | None = ...
@@ -74,33 +67,21 @@ class _BackgroundOptions(_Struct):
     retry_delay: float = ...
     deadline: float | None = ...
 
-class AsyncSaveOptions(_BackgroundOptions): ...
-
-def async_save(
+def begin_save(
     stager: Stager,
     state: State,
     path: str,
     options: AsyncSaveOptions,
+    deferred: bool,
     coordinator: Coordinator | None,
     on_staged: Callable[[BaseException | None], None],
-    on_done: Callable[[AsyncSaveReport | None, BaseException | None], None],
+    on_end: Callable[[AsyncSaveReport | DeferredReport | None, BaseException | None], None],
     not_ready: Exception | None,
 ) -> AsyncSaveHandle:
-    """Begins a save and takes the content of `state`. `not_ready` is why this rank cannot take part."""
+    """Begins a save and takes the content of `state`. `not_ready` is why this rank cannot take part.
 
-class DeferSaveOptions(_BackgroundOptions): ...
-
-def defer_save(
-    stager: Stager,
-    state: State,
-    path: str,
-    options: DeferSaveOptions,
-    coordinator: Coordinator | None,
-    on_staged: Callable[[BaseException | None], None],
-    on_held: Callable[[DeferredReport | None, BaseException | None], None],
-    not_ready: Exception | None,
-) -> DeferredSaveHandle:
-    """Does the same for a deferred save."""
+    A deferred one ends, with a DeferredReport, when the agent holds this rank's copy or never will.
+    """
 
 def copy_devices(to_host: bool, copies: list[tuple[int, int, int, tuple[int, int]]]) -> None:
     """Copies between memory of the host and of devices, through registered blocks, and waits.

@@ -12,13 +12,10 @@ from typing import Any, Protocol
 
 import varve
 from varve import _arguments, _core
-from varve._core import Channel, LoadReport
+from varve._core import Channel, LoadReport, background
 from varve.errors import InvalidArgumentError
 
 _LOG = logging.getLogger("varve")
-
-#: Options of saves whose values are checked when a manager is made: each save would refuse a wrong one.
-_CHECKED = ("check_replicas", "format", "on_difference")
 
 #: Called when a save has ended, on any thread, with its future.
 Ended = Callable[[Any], None]
@@ -129,7 +126,8 @@ def checked_options(options: Mapping[str, Any] | None, known: set[str]) -> dict[
                 + (f"; is it {near[0]}?" if near else "")
             )
     try:
-        _core.SaveOptions(**{name: made[name] for name in _CHECKED if name in made})
+        for kind in (_core.SaveOptions, background.AsyncSaveOptions):
+            kind(**{name: value for name, value in made.items() if hasattr(kind, name)})
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"save_options: {error}") from None
     return made

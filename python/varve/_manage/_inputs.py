@@ -6,8 +6,8 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from varve import _arguments, _core
@@ -37,6 +37,11 @@ class Settings:
     upload_to: str | os.PathLike[str] | None
     keep_uploaded: Keep | int | None
     timeout: float
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Settings:
+        """Returns the settings among the arguments of a manager: `locals()`, where its call begins."""
+        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
 
 
 def is_whole(step: manage.RunStep) -> bool:

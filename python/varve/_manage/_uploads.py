@@ -27,6 +27,7 @@ from typing import Any
 
 from varve import _core
 from varve._core import manage
+from varve._core.uploads import UploadOptions
 from varve._manage._followup import FollowUp, Save
 from varve._manage._history import History
 from varve._manage._policy import Keep
@@ -269,12 +270,13 @@ class Uploads:
     def _upload(self, path: str, target: str) -> bool:
         """Uploads a step, by all ranks; returns False where the next one would fail as well."""
         step = _step_of(path)
-        copy = Copy(path, target, overwrite=True, in_place=True, timeout=self._timeout)
+        options = UploadOptions(overwrite=True, in_place=True, timeout=self._timeout)
+        copy = Copy(path, target, options)
         try:
             with self._thread.stoppable() as stop:
                 if self._aborted:  # Before the stop was there.
                     return False
-                report = copy.make(self._thread.coordinator, stop=stop)
+                report = copy.make(self._thread.coordinator, stop)
         except Error as error:
             damaged = isinstance(error, CorruptCheckpointError)
             if damaged:

@@ -89,7 +89,7 @@ def save_state(
         "optim": _optim.named_state(held, optim),
     }
     options = _core.SaveOptions(format=format, overwrite=overwrite, timeout=TIMEOUT)
-    _engine.save(state, path, PieceArrays(), steps.coordinator, False, None, options)
+    _engine.save(_engine.Content(state), path, PieceArrays(), steps.coordinator, options)
 
 
 def _on_devices(held: HeldModel) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 
 from varve import _core
 from varve._core import Channel
+from varve._core.uploads import UploadOptions
 from varve._engine import is_remote
 from varve._forks import leave_to_parent
 from varve._upload import Background, Copy, Promise, explained
@@ -57,7 +58,10 @@ class Upload:
         in_place: bool,
         source_stays: bool = True,
     ) -> None:
-        self._copy = Copy(source, target, overwrite, in_place and overwrite, TIMEOUT)
+        options = UploadOptions(
+            overwrite=overwrite, in_place=in_place and overwrite, timeout=TIMEOUT
+        )
+        self._copy = Copy(source, target, options)
         self.source = source
         self._source_stays = source_stays
         self._mark = mark
@@ -83,9 +87,9 @@ class Upload:
 
     def make(self, coordinator: Channel | None) -> None:
         """Steps 3 and 4. Collective."""
-        options = _core.uploads.UploadOptions(
-            overwrite=self._copy.overwrite,
-            in_place=self._copy.in_place,
+        options = UploadOptions(
+            overwrite=self._copy.options.overwrite,
+            in_place=self._copy.options.in_place,
             own_files=self._files,
             mark=self._mark if self._files is not None else "",
             timeout=TIMEOUT,

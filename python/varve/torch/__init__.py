@@ -14,13 +14,28 @@ Example, on every rank of a job:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
 
-from varve import _core, _engine, _hf, _load
-from varve._catalogue import (
+from varve import (
+    Checkpoint,
+    CheckpointEntry,
+    ConvertReport,
+    Damage,
+    Difference,
+    HfOptions,
+    LoadReport,
+    PerRank,
+    ResizedTensor,
+    SaveReport,
+    StoredChunk,
+    StoredFiles,
+    StoredTensor,
+    UploadReport,
+    _core,
+    _load,
     collect_garbage,
     convert,
     diff,
@@ -30,39 +45,19 @@ from varve._catalogue import (
     remove,
     repair,
     unshard,
+    upload,
     verify,
 )
-from varve._core import (
-    AsyncSaveReport,
-    CheckpointEntry,
-    ConvertReport,
-    Coordinator,
-    Damage,
-    DeferredReport,
-    Difference,
-    LoadReport,
-    ResizedTensor,
-    SaveReport,
-    StagingMemory,
-    StoredChunk,
-)
-from varve._core.uploads import UploadReport
-from varve._files import Source as FileSource
-from varve._files import StoredFiles
-from varve._hf import HfOptions
-from varve._open import Checkpoint, StoredTensor, open_checkpoint
+from varve._core import AsyncSaveReport, DeferredReport, StagingMemory
+from varve._open import open_checkpoint
 from varve._select import Rename
-from varve._tree import PerRank
-from varve._upload import copy_of, refuse_upload_apart, upload
-from varve._wrappers import to_save
-from varve.torch import _run
-from varve.torch._async import async_save, defer_save
 from varve.torch._coordinator import collective, name_of
 from varve.torch._devices import device_of
 from varve.torch._grown import shapes_of_parameters
 from varve.torch._handle import DeferredSaveHandle, SaveHandle
 from varve.torch._manager import CheckpointManager
 from varve.torch._merge import merge_dataloaders
+from varve.torch._save import async_save, defer_save, save
 from varve.torch._stager import Stager
 from varve.torch._tensors import TorchArrays
 
@@ -107,122 +102,6 @@ __all__ = [
     "upload",
     "verify",
 ]
-
-
-def save(
-    state_dict: Mapping[Any, Any],
-    path: str | os.PathLike[str],
-    *,
-    process_group: Any = None,
-    overwrite: bool | Literal["damaged"] = False,
-    files: Mapping[str, FileSource] | None = None,
-    allow_pickle: bool = False,
-    coordinate: bool = True,
-    format: Literal["varve", "dcp", "hf"] = "varve",
-    hf: HfOptions | None = None,
-    strip_wrappers: bool = False,
-    save_id: bytes | None = None,
-    on_difference: Literal["keep", "first", "error"] = "keep",
-    check_replicas: Literal["samples", "full"] = "samples",
-    timeout: float = 1800.0,
-    upload_to: str | os.PathLike[str] | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> SaveReport:
-    """Saves the ranks' states as one checkpoint, the directory `path`.
-
-    Collective over the process group: all ranks call it with the same path. Returns on every rank when
-    the checkpoint is durable and visible, or raises the same error on every rank; then none has become
-    visible and an older one at `path` is intact. Tensors must not change until it returns. The GIL is
-    released while bytes move.
-
-    Args:
-        state_dict: Tensors and plain values under the same name on several ranks are replicas and are
-            stored once; wrap what differs between ranks in `PerRank`. See `on_difference`.
-        path: On storage that all ranks share; parents are made as needed.
-        process_group: Defaults to all ranks of torch.distributed, or one process without it.
-        overwrite: Replace a checkpoint at `path`, which stays loadable until the new one is durable. Files
-            in its directory that are not part of it are kept. With "damaged", replace it only if it does
-            not verify: rank 0 reads all of it first, under the name's lock.
-        files: Files that belong to the checkpoint and are replaced with it, such as a `config.json` or a
-            tokenizer: by name ("tokenizer/vocab.json" is in a folder), their content as bytes or the
-            path to read it from, now. See `varve.files`. At most 256 MiB in all.
-            Those of rank 0 count; not with `coordinate=False`.
-        allow_pickle: Store values of unknown types as pickles, instead of refusing them.
-        coordinate: False saves without the ranks connected to each other: each publishes its own file,
-            and the directory is a checkpoint once all are there. Replicas are then stored by every
-            rank.
-        format: "varve"; "dcp" for a checkpoint that stock PyTorch opens: `.metadata` and `.distcp`
-            files, committed like any other and with Varve's checksums in the index; or "hf" for a folder that
-            Hugging Face's tools open: safetensors files with whole tensors, into which every rank writes
-            its parts in place, and their index. It holds tensors alone: give the model's state dict. Of
-            tied tensors the first of the state is stored. What shards have of shared pages of 4 KiB (edges
-            of rows, all of shards by columns) is refused where it is more than 1 GiB.
-        hf: Options of format="hf".
-        strip_wrappers: Leave the parts out of names that wrappers of modules add: `_orig_mod`,
-            `_checkpoint_wrapped_module`, `_fsdp_wrapped_module` and `module`. (A load needs no such thing: it
-            takes names that differ by these alone for the same.)
-        save_id: 16 bytes that name the attempt, only for `coordinate=False` and the same on all ranks.
-            By default it follows from the job's rendezvous store, the path and a count of saves.
-        on_difference: What to do when ranks hold different values of a tensor, of a shard of it, or of a
-            plain value, under one name. "keep" saves each different value once, with the ranks that
-            hold it: `load` on as many ranks gives each its own back. "first" saves the value of the
-            lowest of these ranks; so does "keep" in all formats but "varve", which have one value for
-            a name. Both list the names in `report.differing_tensors` and `report.differing_objects`
-            on rank 0, and warn there, once for each name in the checkpoints of one directory. "error"
-            raises PreconditionError on all ranks before anything is written, if tensors differ.
-        check_replicas: "samples" compares all of a shard of up to 64 KiB, and 64 samples of 64 bytes of
-            a larger one: that finds replicas that have diverged, not one flipped bit. "full" compares
-            all bytes, which takes one more pass over all that each rank holds. Replicas are not
-            compared with `coordinate=False`.
-        timeout: Seconds any rank waits for the others, the slowest rank's writing included.
-        upload_to: The name of a copy in another storage, such as "s3://bucket/run/step-100". All ranks upload;
-            the call returns when both are durable. If the upload fails, all ranks raise, and the
-            checkpoint at `path` stays; `varve.upload` makes the copy then. Not with `coordinate=False`.
-        progress: Called from other threads with bytes written and bytes in all, on this rank.
-
-    Raises:
-        CheckpointExistsError: `path` holds a checkpoint and `overwrite` is false, or "damaged" and it is
-            not.
-        InvalidArgumentError: Something cannot be stored, or ranks disagree about a tensor.
-        PreconditionError: Another save of this name is under way, ranks do not share the storage, or
-            replicas differ and `on_difference` is "error".
-        OutOfSpaceError, UnavailableError: Writing failed or a rank is lost; each is named.
-    """
-    state = to_save(state_dict, strip_wrappers)
-
-    def save_with(coordinator: Coordinator | None, save_id: bytes | None) -> SaveReport:
-        options = _core.SaveOptions(
-            overwrite=overwrite,
-            coordinate=coordinate,
-            format=format,
-            save_id=save_id,
-            on_difference=on_difference,
-            check_replicas=check_replicas,
-            timeout=timeout,
-            progress=progress,
-            shard_size=_hf.shard_size(hf),
-            upload_to="" if upload_to is None else _engine.path_text(upload_to),
-        )
-        arrays = TorchArrays()
-        return _engine.save(
-            state,
-            path,
-            arrays,
-            coordinator,
-            allow_pickle,
-            files,
-            options,
-            hf,
-            format,
-            lambda: copy_of(path, upload_to, overwrite, timeout),
-        )
-
-    if not coordinate:
-        refuse_upload_apart(upload_to)
-        own_id = _run.save_id(_engine.path_text(path), process_group, save_id)
-        return save_with(_run.me(process_group), own_id)
-    with collective(process_group, timeout, name_of("save", path)) as coordinator:
-        return save_with(coordinator, None)
 
 
 def load(

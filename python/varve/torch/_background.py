@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
-from varve import _core, _engine
+from varve import _engine
 from varve._core import Coordinator, background
-from varve._files import Source as FileSource
-from varve._hf import HfOptions
-from varve._upload import Copy, Promise
+from varve._upload import Copy, Promise, copy_of
 from varve.errors import STAGER_LOST, Error, InvalidArgumentError
 from varve.torch import _run
-from varve.torch._coordinator import background_in, collective, name_of
+from varve.torch._coordinator import background_in
 from varve.torch._failures import Failures, is_failure, owners_or, warn_of_earlier
 from varve.torch._guard import guards_of, optimizers_of
 from varve.torch._handle import Differing, Handle
@@ -35,104 +33,65 @@ _LOST = "the stager has lost a message of other ranks in an earlier save"
 AnyHandle = TypeVar("AnyHandle", bound=Handle[Any])
 
 
-@dataclass(frozen=True)
-class Call(Generic[AnyHandle]):
-    """The arguments that all saves in the background have."""
+def begin(
+    kind: type[AnyHandle],
+    content: _engine.Content,
+    path: str | os.PathLike[str],
+    made_options: Callable[[bytes | None], background.AsyncSaveOptions],
+    *,
+    process_group: Any,
+    stager: Stager | None,
+    executor: str | None,
+    staging: str,
+    guard: Any,
+    timeout: float,
+    on_failure: str,
+    on_end: Callable[[AnyHandle], None] | None,
+    coordinate: bool = True,
+    save_id: bytes | None = None,
+    upload_to: str | os.PathLike[str] | None = None,
+) -> AnyHandle:
+    """Checks the arguments, begins the save and returns its handle.
 
-    kind: type[AnyHandle]
-    state: Mapping[Any, Any]
-    path: str | os.PathLike[str]
-    process_group: Any
-    stager: Stager | None
-    executor: str | None
-    """None: the stager's, or "thread"."""
-    staging: str
-    files: Mapping[str, FileSource] | None
-    allow_pickle: bool
-    on_failure: str
-    on_end: Callable[[AnyHandle], None] | None
-    timeout: float
-    coordinate: bool
-    save_id: bytes | None
-    save: dict[str, Any]
-    """More fields of the engine's SaveOptions."""
-    staged: dict[str, Any]
-    """More fields of its AsyncSaveOptions or DeferSaveOptions."""
-    hf: HfOptions | None = None
-    upload: Copy | None = None
-    guard: Any = None
-    """Optimizers whose next step waits for an overlapped copy."""
-
-    def made_options(self, save_id: bytes | None) -> Any:
-        """The engine's options. Raises InvalidArgumentError for a value that one cannot have."""
-        save = _core.SaveOptions(
-            **self.save,
-            coordinate=self.coordinate,
-            timeout=self.timeout,
-            save_id=save_id,
-            upload_to="" if self.upload is None else self.upload.target,
-        )
-        return self.kind._options(**self.staged, save=save, overlapped=self.staging == "overlapped")
-
-
-def begin(call: Call[AnyHandle]) -> AnyHandle:
-    """Checks the arguments, begins the save and returns its handle."""
-    if call.staging not in ("blocking", "overlapped"):
-        raise InvalidArgumentError(f'staging={call.staging!r}: want "blocking" or "overlapped"')
-    optimizers = optimizers_of(call.guard)
-    if call.on_end is not None and not callable(call.on_end):
-        raise InvalidArgumentError(
-            f"{call.kind._hook}={call.on_end!r}: want a function of the handle"
-        )
-    if call.on_failure not in ("log", "raise"):
-        raise InvalidArgumentError(f'on_failure={call.on_failure!r}: want "log" or "raise"')
-    group = call.process_group
-    if call.stager is not None:
-        if group is None:
-            group = call.stager.process_group
-        elif group is not call.stager.process_group:
+    `made_options` is called in the ranks' call with the id of an uncoordinated save: where one rank has an
+    option that makes no sense, the others learn of it. The other arguments are as in `async_save`, but
+    `executor` is None for the stager's, or "thread".
+    """
+    if staging not in ("blocking", "overlapped"):
+        raise InvalidArgumentError(f'staging={staging!r}: want "blocking" or "overlapped"')
+    optimizers = optimizers_of(guard)
+    if on_end is not None and not callable(on_end):
+        raise InvalidArgumentError(f"{kind._hook}={on_end!r}: want a function of the handle")
+    if on_failure not in ("log", "raise"):
+        raise InvalidArgumentError(f'on_failure={on_failure!r}: want "log" or "raise"')
+    if stager is not None:
+        if process_group is not None and process_group is not stager.process_group:
             raise InvalidArgumentError("the stager was made for another process_group")
-        if call.executor not in (None, call.stager.executor):
-            raise InvalidArgumentError(
-                f"the stager was made with executor={call.stager.executor!r}"
-            )
-    where = _engine.path_text(call.path)
-    own_id = None if call.coordinate else _run.save_id(where, group, call.save_id)
-
-    def begin_with(stager: Stager, coordinator: Coordinator | None) -> AnyHandle:
-        save = Save(
-            call.kind,
-            call.state,
-            where,
-            call.files,
-            call.allow_pickle,
-            call.on_failure,
-            call.made_options(own_id),
-            call.hf,
-            call.save["format"],
-            call.upload,
-        )
-        return save.start(stager, coordinator)
+        process_group = stager.process_group
+        if executor not in (None, stager.executor):
+            raise InvalidArgumentError(f"the stager was made with executor={stager.executor!r}")
+    where = _engine.path_text(path)
+    own_id = _run.save_id(path, process_group, save_id, coordinate)
+    guards = guards_of(optimizers) if staging == "overlapped" else []
 
     def start(stager: Stager) -> AnyHandle:
-        if not call.coordinate:
-            return begin_with(stager, _run.me(group))
-        with collective(group, call.timeout, name_of("save", call.path)) as coordinator:
-            return begin_with(stager, coordinator)
+        with _run.ranks(path, process_group, timeout, coordinate) as coordinator:
+            options = made_options(own_id)
+            upload = copy_of(path, upload_to, options.save)
+            save = Save(kind, content, where, options, on_failure, upload)
+            handle = save.start(stager, coordinator)
+        handle._guard(guards)
+        handle._warning = _engine.warn_of_values(where, handle._differing, options.save)
+        return handle
 
-    guards = guards_of(optimizers) if call.staging == "overlapped" else []
-    if call.stager is not None:
-        handle = start(call.stager)
+    if stager is not None:
+        handle = start(stager)
     else:
-        handle = with_shared(group, call.executor or "thread", call.timeout, start)
-    handle._guard(guards)
-    handle._warning = _engine.warn_of_values(
-        where, handle._differing, call.save["format"], call.save["on_difference"]
-    )
+        handle = with_shared(process_group, executor or "thread", timeout, start)
     if handle._raised_by_call:
         handle.result()
-    if call.on_end is not None:
-        handle.add_done_callback(cast("Callable[[Future[Any]], object]", call.on_end))
+    if on_end is not None:
+        handle.add_done_callback(cast("Callable[[Future[Any]], object]", on_end))
     return handle
 
 
@@ -157,17 +116,13 @@ def with_shared(
 
 @dataclass(frozen=True)
 class Save(Generic[AnyHandle]):
-    """The arguments of a call."""
+    """One save in the background."""
 
     kind: type[AnyHandle]
-    state: Mapping[Any, Any]
+    content: _engine.Content
     path: str
-    files: Mapping[str, FileSource] | None
-    allow_pickle: bool
-    on_failure: str
-    options: background.AsyncSaveOptions | background.DeferSaveOptions
-    hf: HfOptions | None = None
-    format: str = "varve"
+    options: background.AsyncSaveOptions
+    on_failure: str = "log"
     upload: Copy | None = None
 
     def start(self, stager: Stager, coordinator: Coordinator | None) -> AnyHandle:
@@ -188,15 +143,7 @@ class Save(Generic[AnyHandle]):
                 if self.upload is not None and rank == 0:
                     promise = self.upload.promise()
                 arrays = TorchArrays(stager.copy_from_devices)
-                parts = _engine.gather(
-                    self.state,
-                    arrays,
-                    rank,
-                    self.allow_pickle,
-                    self.files,
-                    self.hf,
-                    self.format,
-                )
+                parts = _engine.gather(self.content, arrays, rank, self.options.save.format)
             except Exception as error:
                 cause = error
                 refusal = error if isinstance(error, Error) else _ours(error)
@@ -220,11 +167,12 @@ class Save(Generic[AnyHandle]):
 
         handle._keep = parts
         with meeting.ends():
-            engine = self.kind._begin(
+            engine = background.begin_save(
                 stager_engine,
                 parts.engine,
                 self.path,
                 self.options,
+                self.kind._deferred,
                 coordinator,
                 handle._end_staging,
                 end,

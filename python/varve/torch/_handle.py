@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from varve._core import AsyncSaveReport, DeferredReport, background
+from varve._core import AsyncSaveReport, DeferredReport
 from varve.errors import CancelledError
 from varve.torch._failures import log_dropped
 from varve.torch._guard import Guard, guards_of, optimizers_of
@@ -33,10 +33,8 @@ class Handle(Future[Report]):
         staging_completion: Ends when the copy has been made: tensors may change.
     """
 
-    #: What begins a save in the engine.
-    _begin: ClassVar[Callable[..., Any]]
-    #: Makes the options that this takes.
-    _options: ClassVar[Callable[..., Any]]
+    #: The save ends when the agent holds the copy.
+    _deferred: ClassVar[bool]
     #: The argument of the call that is a function of the handle.
     _hook: ClassVar[str]
 
@@ -129,8 +127,7 @@ class SaveHandle(Handle[AsyncSaveReport]):
         upload_completion: This future.
     """
 
-    _begin = staticmethod(background.async_save)
-    _options = background.AsyncSaveOptions
+    _deferred = False
     _hook = "on_done"
 
     @property
@@ -158,8 +155,7 @@ class DeferredSaveHandle(Handle[DeferredReport]):
         staging_completion: Ends when the copy has been made: tensors may change.
     """
 
-    _begin = staticmethod(background.defer_save)
-    _options = background.DeferSaveOptions
+    _deferred = True
     _hook = "on_held"
 
     def cancel(self) -> bool:

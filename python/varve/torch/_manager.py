@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -29,28 +30,16 @@ from varve.torch._coordinator import (
 )
 from varve.torch._failures import Failures, kept_in
 from varve.torch._guard import optimizers_in
+from varve.torch._save import async_save, defer_save
 from varve.torch._stager import Stager
 
 _LOG = logging.getLogger("varve")
 
-#: Arguments of async_save that a manager passes on.
-_SAVE_OPTIONS = {
-    "allow_pickle",
-    "check_replicas",
-    "check_torn",
-    "deadline",
-    "format",
-    "guard",
-    "hf",
-    "max_write_bandwidth",
-    "on_difference",
-    "retries",
-    "staging",
-    "strip_wrappers",
+#: Arguments of async_save that a manager passes on: those of both calls, but for what it gives itself.
+_PASSED_ON = set(signature(async_save).parameters) & set(signature(defer_save).parameters) - {
+    *("state_dict", "path", "process_group", "stager"),
+    *("overwrite", "files", "timeout", "on_failure"),
 }
-
-#: Those that defer_save takes as well.
-_DEFER_OPTIONS = _SAVE_OPTIONS - {"deadline"}
 
 
 class TorchBackend:
@@ -131,7 +120,7 @@ class TorchBackend:
                 '(executor="process") can write a copy when this job has exited'
             )
         known = self._options_for(state)
-        options = {name: known[name] for name in _DEFER_OPTIONS & known.keys()}
+        options = {name: value for name, value in known.items() if name != "deadline"}
         return varve.torch.defer_save(
             state,
             path,
@@ -264,24 +253,9 @@ class CheckpointManager(Manager):
         save_options: Mapping[str, Any] | None = None,
         timeout: float = 1800.0,
     ) -> None:
+        settings = Settings.of(locals())
         if stager is not None and process_group is None:
             process_group = stager.process_group
-        options = checked_options(save_options, _SAVE_OPTIONS)
-        settings = Settings(
-            run=run,
-            every=every,
-            keep=keep,
-            ending=ending,
-            name=name,
-            verify=verify,
-            max_restarts=max_restarts,
-            max_failures=max_failures,
-            on_saved=on_saved,
-            on_failure=on_failure,
-            metrics_file=metrics_file,
-            upload_to=upload_to,
-            keep_uploaded=keep_uploaded,
-            timeout=timeout,
-        )
+        options = checked_options(save_options, _PASSED_ON)
         backend = TorchBackend(process_group, stager, executor, timeout, options)
         super().__init__(backend, settings)

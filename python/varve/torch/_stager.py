@@ -1,7 +1,7 @@
 """Stagers: memory and threads for saves in the background, and the choice of one for a call.
 
 A stager's background threads exchange messages with those of the other ranks. When a message is lost,
-the ranks may be out of step for good: the stager then refuses further saves (_async.py).
+the ranks may be out of step for good: the stager then refuses further saves (_background.py).
 """
 
 from __future__ import annotations

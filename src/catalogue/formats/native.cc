@@ -28,7 +28,7 @@ Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory
     if (!group.complete()) {
       continue;
     }
-    if (!group.files.empty() && group.files[0].header.coordinated) {
+    if (!group.files.empty() && group.files[0].header.identity.coordinated) {
       return DataLoss(directory + ": varve.json is missing" + std::string(kRepairHint));
     }
     auto metadata = MergeHeaders(group.files);

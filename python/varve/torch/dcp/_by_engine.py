@@ -155,9 +155,8 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
         with collective(stager.process_group, TIMEOUT, name_of("save", path)) as coordinator:
             save = _core.SaveOptions(format="dcp", overwrite=job.writer.overwrite, timeout=TIMEOUT)
             options = background.AsyncSaveOptions(save=save)
-            return Save(SaveHandle, state, path, None, False, "log", options).start(
-                stager, coordinator
-            )
+            content = _engine.Content(state)
+            return Save(SaveHandle, content, path, options).start(stager, coordinator)
 
     handle = log_step("stage_state_dict", lambda: start(begin))
     log_step("maybe_synchronize_staging", lambda: None)
