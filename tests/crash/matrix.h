@@ -50,8 +50,9 @@ using Action = std::function<Status(Storage&)>;
 /// of crash points.
 inline std::uint64_t ForEachCrash(
     const MemoryStorage& base, const Action& action,
-    const std::function<void(MemoryStorage& left, const Status& outcome)>& visit) {
-  for (std::uint64_t k = 0;; k += kEvery) {
+    const std::function<void(MemoryStorage& left, const Status& outcome)>& visit,
+    std::uint64_t step = kEvery) {
+  for (std::uint64_t k = 0;; k += step) {
     const auto memory = base.AfterKill();
     FaultyStorage faulty(*memory);
     faulty.StopAt(k);

@@ -51,24 +51,32 @@ class MortalCoordinator final : public Coordinator {
   FaultyStorage* storage_;
 };
 
-/// Saves by coordinated ranks, each a thread with its own view of the storage. `mortal`: a rank
-/// whose storage has stopped sends no more messages. Returns each rank's outcome.
-inline std::vector<Status> SaveTogether(const JobState& job, const std::string& path,
-                                        const std::vector<Storage*>& storages, bool overwrite,
-                                        bool mortal = false, Format format = Format::kVarve) {
+/// Calls `save` for each rank of a world on a thread of its own, with its coordinator and its view
+/// of the storage. `mortal`: a rank whose storage has stopped sends no more messages. Returns each
+/// rank's outcome.
+template <class SaveOfRank>
+std::vector<Status> Together(const std::vector<Storage*>& storages, bool mortal,
+                             const SaveOfRank& save) {
   std::vector<Status> outcomes(storages.size());
   auto coordinators = MakeInProcessCoordinators(static_cast<int>(storages.size()));
   std::vector<std::jthread> threads;
   for (std::size_t rank = 0; rank < storages.size(); ++rank) {
     threads.emplace_back([&, rank, inner = std::move(coordinators[rank])]() mutable {
       MortalCoordinator coordinator(std::move(inner), mortal ? storages[rank] : nullptr);
-      outcomes[rank] = Save(job.rank(static_cast<int>(rank)), path, SmallSave(overwrite, format),
-                            coordinator, *storages[rank])
-                           .status();
+      outcomes[rank] = save(coordinator, *storages[rank]);
     });
   }
   threads.clear();
   return outcomes;
+}
+
+/// Saves by coordinated ranks.
+inline std::vector<Status> SaveTogether(const JobState& job, const std::string& path,
+                                        const std::vector<Storage*>& storages, bool overwrite,
+                                        bool mortal = false, Format format = Format::kVarve) {
+  return Together(storages, mortal, [&](Coordinator& rank, Storage& storage) {
+    return Save(job.rank(rank.rank()), path, SmallSave(overwrite, format), rank, storage).status();
+  });
 }
 
 /// A coordinator for uncoordinated ranks, which must send no messages.

@@ -1,0 +1,450 @@
+/// The rows of the crash matrix: the ways in which checkpoints are written. Each saves the states
+/// 1, 2 and 3, which differ in every value, and tells which of them a reader sees.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "crash/saves.h"
+#include "crash/states.h"
+#include "publish/claim.h"
+#include "publish/files_commit.h"
+#include "storage/memory.h"
+#include "support/dcp_in_place.h"
+#include "support/hfai_part.h"
+#include "support/small_state.h"
+#include "support/status_matchers.h"
+#include "varve/convert.h"
+#include "varve/upload.h"
+
+namespace varve::test {
+
+/// A storage with another one, which never fails, behind the names that begin with "local"; of an
+/// object store behind all that are no names of objects.
+class WithSource final : public Storage {
+ public:
+  WithSource(Storage& source, Storage& under_test)
+      : Storage(under_test.extras()), source_(source), under_test_(under_test) {}
+  Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
+                                                     const WriteOptions& options) override {
+    return Of(name).OpenForWrite(name, options);
+  }
+  Result<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& name) override {
+    return Of(name).OpenForRead(name);
+  }
+  Result<std::vector<DirectoryEntry>> List(const std::string& name) override {
+    return Of(name).List(name);
+  }
+  Status MakeDirectory(const std::string& name) override { return Of(name).MakeDirectory(name); }
+  Status SyncDirectory(const std::string& name) override { return Of(name).SyncDirectory(name); }
+  Status Rename(const std::string& from, const std::string& to, RenameMode mode) override {
+    return Of(from).Rename(from, to, mode);
+  }
+  Status Remove(const std::string& name) override { return Of(name).Remove(name); }
+  Result<std::unique_ptr<StorageLock>> Lock(const std::string& name) override {
+    return Of(name).Lock(name);
+  }
+
+ private:
+  Storage& Of(const std::string& name) {
+    const bool objects = under_test_.extras().conditional_writes != nullptr;
+    return (objects ? name.find("://") == std::string::npos : name.starts_with("local"))
+               ? source_
+               : under_test_;
+  }
+  Storage& source_;
+  Storage& under_test_;
+};
+
+/// One save: of which state, where, over what.
+struct Order {
+  std::vector<Storage*> storages;  ///< Of each rank.
+  std::string path;
+  int number = 1;
+  Overwrite overwrite = Overwrite::kNever;
+  bool mortal = false;  ///< A rank whose storage has stopped sends no more messages.
+};
+
+class Way {
+ public:
+  Way(std::string name, int ranks) : name_(std::move(name)), ranks_(ranks) {}
+  Way(const Way&) = delete;
+  Way& operator=(const Way&) = delete;
+  virtual ~Way() = default;
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] int ranks() const { return ranks_; }
+
+  /// Returns the outcome of each rank, or of all.
+  virtual std::vector<Status> SaveAll(const Order& order) = 0;
+  /// Returns the number of the state. Errors: those of the reader; Internal for a mix.
+  virtual Result<int> Seen(Storage& storage, const std::string& path) = 0;
+  /// Makes what is there before the first save.
+  virtual Status Prepare(Storage& /*storage*/, const std::string& /*path*/) { return Status::Ok(); }
+  /// Makes the save that follows one that has failed or died: of the state that next() says.
+  virtual Status SaveNext(const Order& order) { return Save(order); }
+  [[nodiscard]] virtual int next() const { return 3; }
+
+  Status Save(const Order& order) {
+    const std::vector<Status> outcomes = SaveAll(order);
+    for (const Status& outcome : outcomes) {
+      EXPECT_TRUE(order.mortal || outcome.ok() == outcomes[0].ok())
+          << outcomes[0].ToString() << " / " << outcome.ToString();
+    }
+    return outcomes[0];
+  }
+
+  bool apart = false;    ///< Ranks publish one after the other: a save may be incomplete.
+  bool has_gap = false;  ///< In an object store an overwrite is in place: nothing, then the new.
+  bool leaves_side_files = false;  ///< Of a dead save, in an object store: the next one takes them.
+  bool copies = false;             ///< What another save has made.
+  bool has_folders = false;        ///< With side files.
+  bool is_listed = true;           ///< Its files are those of a checkpoint for `ls`.
+  bool stays = false;              ///< Its directory stays, and gc knows none of its files.
+  bool is_save = false;            ///< Its errors name the checkpoint.
+  bool takes_users = true;         ///< Other files may lie beside the first save.
+  bool takes_damaged_only = false;  ///< Overwrite::kDamaged.
+
+ private:
+  const std::string name_;
+  const int ranks_;
+};
+
+/// Saves of a JobState in a format.
+class JobWay : public Way {
+ public:
+  /// `order`: of ranks that save one after the other and know nothing of each other.
+  JobWay(std::string name, Format format, int ranks, std::uint64_t rows,
+         std::vector<int> apart_in = {})
+      : Way(std::move(name), ranks), format_(format), order_(std::move(apart_in)) {
+    apart = !order_.empty();
+    is_save = true;
+    takes_users = false;
+    takes_damaged_only = !apart;
+    for (std::uint64_t number = 1; number <= 3; ++number) {
+      jobs_.push_back(std::make_unique<JobState>(number, ranks, rows));
+      if (format == Format::kSafetensors) {
+        jobs_.back()->LeaveTensorsAlone();
+      }
+      if (format == Format::kDcp) {
+        jobs_.back()->LeaveStructureOut();
+      }
+    }
+  }
+
+  std::vector<Status> SaveAll(const Order& order) override {
+    const JobState& job = *jobs_[static_cast<std::size_t>(order.number - 1)];
+    if (apart) {
+      return {SaveApart(job, static_cast<std::uint8_t>(order.number), order_, order.path,
+                        *order.storages[0], order.overwrite != Overwrite::kNever)};
+    }
+    return Together(order.storages, order.mortal, [&](Coordinator& rank, Storage& storage) {
+      SaveOptions options = SmallSave(false, format_);
+      options.overwrite = order.overwrite;
+      State state = job.rank(rank.rank());
+      state.files = files_;
+      for (SideFile& file : state.files) {
+        file.content = std::to_string(order.number) + file.content;
+      }
+      return varve::Save(state, order.path, options, rank, storage).status();
+    });
+  }
+
+  Result<int> Seen(Storage& storage, const std::string& path) override {
+    VARVE_ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(path, storage));
+    VARVE_ASSIGN_OR_RETURN(const Content content, ReadContent(*reader));
+    for (int number = 1; number <= 3; ++number) {
+      const Content& want = jobs_[static_cast<std::size_t>(number - 1)]->content();
+      // DCP makes a structure of its own, of the names.
+      if (content.tensors == want.tensors && content.objects == want.objects &&
+          (format_ != Format::kVarve || content.structure == want.structure)) {
+        for (const SideFile& file : files_) {
+          VARVE_ASSIGN_OR_RETURN(const std::string there, reader->ReadFile(file.name));
+          if (there != std::to_string(number) + file.content) {
+            return Internal("the side files of another state");
+          }
+        }
+        return number;
+      }
+    }
+    return Internal("a mix");
+  }
+
+ protected:
+  std::vector<SideFile> files_;
+  std::vector<std::unique_ptr<JobState>> jobs_;
+
+ private:
+  const Format format_;
+  const std::vector<int> order_;
+};
+
+class SideFilesWay final : public JobWay {
+ public:
+  SideFilesWay(std::string name, Format format) : JobWay(std::move(name), format, 1, 24) {
+    has_folders = true;
+    files_ = {
+        {"tokenizer/merges.json", "[1]"}, {"tokenizer/extra/a b.txt", "x"}, {"side.json", ""}};
+  }
+};
+
+/// Ranks apart, and another kind of save that follows the dead one.
+class ApartThenNeverWay final : public JobWay {
+ public:
+  using JobWay::JobWay;
+  Status SaveNext(const Order& order) override {
+    Order never = order;
+    never.overwrite = Overwrite::kNever;  // The dead save never became a checkpoint.
+    const Status saved = Save(never);
+    return saved.code() == StatusCode::kAlreadyExists ? Save(order) : saved;
+  }
+};
+
+class ApartThenTogetherWay final : public JobWay {
+ public:
+  using JobWay::JobWay;
+  Status SaveNext(const Order& order) override {
+    return SaveTogether(*jobs_[2], order.path,
+                        std::vector<Storage*>(order.storages.size(), order.storages[0]), true)[0];
+  }
+};
+
+/// Checkpoints all of whose elements are the number of their state.
+class NumberWay : public Way {
+ public:
+  using Way::Way;
+  Result<int> Seen(Storage& storage, const std::string& path) override {
+    VARVE_ASSIGN_OR_RETURN(const Content content, ReadContent(path, storage));
+    float number = 0;
+    for (const auto& [name, text] : content.tensors) {
+      for (std::size_t at = text.find(": ") + 2; at < text.size(); at += sizeof(float)) {
+        float element = 0;
+        std::memcpy(&element, text.data() + at, sizeof(element));
+        if (number != 0 && element != number) {
+          return Internal("a mix");
+        }
+        number = element;
+      }
+    }
+    return static_cast<int>(number);
+  }
+};
+
+/// Parts of hfai's, one of each rank: a model with one tensor of its own.
+class HfaiWay final : public NumberWay {
+ public:
+  HfaiWay(std::string name, int ranks, bool objects)
+      : NumberWay(std::move(name), ranks), objects_(objects) {
+    has_gap = objects;
+    is_save = true;
+    takes_users = false;
+  }
+  std::vector<Status> SaveAll(const Order& order) override {
+    return Together(order.storages, order.mortal, [&](Coordinator& rank, Storage& storage) {
+      const std::vector<float> memory(3000, static_cast<float>(order.number));
+      const std::string name = "w" + std::to_string(rank.rank());
+      State state;
+      state.tensors.push_back(
+          {name, DType::kFloat32, {3000}, WholeBox({3000}), HostMemory{memory.data()}});
+      state.objects.push_back(HfaiPart(rank.rank(), rank.size(), {Value::Str(name), HfaiLeaf(0)}));
+      SaveOptions options = SmallSave(false, Format::kHfai);
+      options.overwrite =
+          order.overwrite == Overwrite::kAlways && objects_ ? Overwrite::kInPlace : order.overwrite;
+      return varve::Save(state, order.path, options, rank, storage).status();
+    });
+  }
+
+ private:
+  const bool objects_;
+};
+
+/// Saves in torch.distributed.checkpoint's format whose files somebody else writes, into a
+/// directory that stays; of all ranks, or of rank 0 beside what rank 1 has saved.
+class InPlaceWay final : public Way {
+ public:
+  InPlaceWay(std::string name, bool one_rank) : Way(std::move(name), 1), one_rank_(one_rank) {
+    stays = true;
+    apart = one_rank;  // Without rank 0 the checkpoint is incomplete, not absent.
+  }
+  std::vector<Status> SaveAll(const Order& order) override {
+    const char seed = static_cast<char>('m' + order.number);
+    const bool over = order.overwrite != Overwrite::kNever;
+    return {one_rank_ ? SaveRankInPlace(*order.storages[0], order.path, 0, seed, over)
+                      : SaveInPlace(*order.storages[0], order.path, seed, over)};
+  }
+  Status Prepare(Storage& storage, const std::string& path) override {
+    VARVE_RETURN_IF_ERROR(MakeDirectories(storage, path + "/__0_7.distcp"));  // A data file's name.
+    VARVE_RETURN_IF_ERROR(storage.SyncDirectory(path));
+    return one_rank_ ? SaveRankInPlace(storage, path, 1, 'B') : Status::Ok();
+  }
+  Result<int> Seen(Storage& storage, const std::string& path) override {
+    VARVE_ASSIGN_OR_RETURN(const Content content, ReadContent(path, storage));
+    for (int number = 1; number <= 3; ++number) {
+      const char seed = static_cast<char>('m' + number);
+      if (content.tensors == std::map<std::string, std::string>{
+                                 {"w0", Tensor(seed)}, {"w1", Tensor(one_rank_ ? 'B' : seed)}}) {
+        return number;
+      }
+    }
+    return Internal("a mix");
+  }
+
+ private:
+  static std::string Tensor(char seed) {
+    const std::string memory(5000 + static_cast<unsigned char>(seed), seed);
+    return "uint8" + ToString(Dims{memory.size()}) + ": " + memory;
+  }
+  const bool one_rank_;
+};
+
+/// OLMo's files of ranks, in one layout and world over another; config.yaml is written last.
+class LayoutWay final : public Way {
+ public:
+  using Layout = std::vector<std::string>;
+  LayoutWay(std::string name, Layout from, Layout to)
+      : Way(std::move(name), 1), from_(std::move(from)), to_(std::move(to)) {
+    is_listed = false;
+    takes_users = false;
+  }
+  static Layout Local(int world) {
+    Layout files{"metadata.yaml"};
+    for (int rank = 0; rank < world; ++rank) {
+      for (const char* part : {"model", "optim", "train"}) {
+        files.push_back(std::string(part) + "/rank" + std::to_string(rank) + ".pt");
+      }
+    }
+    return files;
+  }
+  std::vector<Status> SaveAll(const Order& order) override {
+    return {Write(order, order.number == 1 ? from_ : to_, std::to_string(order.number))};
+  }
+  Result<int> Seen(Storage& storage, const std::string& path) override {
+    if (!storage.List(path).ok()) {
+      return NotFound("nothing");
+    }
+    for (int number = 1; number <= 3; ++number) {
+      Layout all = number == 1 ? from_ : to_;
+      all.emplace_back("config.yaml");
+      if (std::all_of(all.begin(), all.end(), [&](const std::string& name) {
+            const auto found = ReadWholeFile(storage, JoinPath(path, name), 1 << 20);
+            return found.ok() && *found == std::to_string(number);
+          })) {
+        return number;
+      }
+    }
+    return Internal("a mix");
+  }
+
+ private:
+  static Status Write(const Order& order, const Layout& files, const std::string& content) {
+    Storage& storage = *order.storages[0];
+    VARVE_ASSIGN_OR_RETURN(
+        const auto commit,
+        FilesCommit::Begin(order.path, {.overwrite = order.overwrite, .mark = "config.yaml"},
+                           storage));
+    std::vector<std::pair<std::string, std::uint64_t>> sizes;
+    for (const std::string& name : files) {
+      const std::string path = JoinPath(commit->staging(), name);
+      VARVE_RETURN_IF_ERROR(MakeDirectories(storage, ParentPath(path)));
+      VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, path, content));
+      sizes.emplace_back(name, content.size());
+    }
+    return commit->Publish(sizes, content);
+  }
+  const Layout from_;
+  const Layout to_;
+};
+
+/// Conversions of checkpoints on a disk that does not fail, to Hugging Face folders or by Unshard.
+class ConvertWay final : public NumberWay {
+ public:
+  ConvertWay(std::string name, bool unshards, bool objects)
+      : NumberWay(std::move(name), 1), unshards_(unshards) {
+    copies = true;
+    has_gap = unshards && objects;
+    leaves_side_files = !unshards && objects;
+    takes_users = false;
+    const Value leaf{.kind = ValueKind::kTensorLeaf, .text = "torch"};
+    for (int number = 1; number <= 3; ++number) {
+      const std::vector<float> values(2000, static_cast<float>(number));
+      EXPECT_TRUE(IsOk(
+          SmallState()
+              .Structure(Dict({{"model", Dict({{"w", leaf}})}, {"optim", Dict({{"m", leaf}})}}))
+              .Floats("model.w", values)
+              .Floats("optim.m", values)
+              .File("config.yaml", "run: x")
+              .Save(source_, Source(number))));
+    }
+  }
+  /// A run that goes on never takes the old checkpoint's files for its own.
+  [[nodiscard]] int next() const override { return unshards_ ? 2 : 3; }
+  std::vector<Status> SaveAll(const Order& order) override {
+    WithSource both(source_, *order.storages[0]);
+    const bool over = order.overwrite != Overwrite::kNever;
+    if (unshards_) {
+      UnshardOptions options;
+      options.overwrite = over;
+      return {Unshard(Source(order.number), order.path, options, both).status()};
+    }
+    ConvertOptions options;
+    options.to = ConvertTarget::kHf;
+    options.overwrite = over;
+    options.shard_size = 8000;
+    return {Convert(Source(order.number), order.path, options, both).status()};
+  }
+
+ private:
+  static Value Dict(const std::vector<std::pair<std::string, Value>>& items) {
+    Value dict{.kind = ValueKind::kDict};
+    for (const auto& [key, value] : items) {
+      dict.items.push_back(Value::Str(key));
+      dict.items.push_back(value);
+    }
+    return dict;
+  }
+  static std::string Source(int number) { return "local/" + std::to_string(number); }
+  const bool unshards_;
+  MemoryStorage source_;
+};
+
+/// Uploads by two ranks of what another way has saved on a disk that does not fail.
+class UploadWay final : public Way {
+ public:
+  UploadWay(std::string name, std::unique_ptr<Way> way, bool fixed_names)
+      : Way(std::move(name), 2), way_(std::move(way)) {
+    copies = true;
+    has_gap = fixed_names;
+    takes_users = false;
+    for (int number = 1; number <= 3; ++number) {
+      const std::vector<Storage*> storages(static_cast<std::size_t>(way_->ranks()), &source_);
+      EXPECT_TRUE(
+          IsOk(way_->Save({.storages = storages, .path = Source(number), .number = number})));
+    }
+  }
+  std::vector<Status> SaveAll(const Order& order) override {
+    return Together(order.storages, order.mortal, [&](Coordinator& rank, Storage& storage) {
+      WithSource both(source_, storage);
+      UploadOptions options;
+      options.overwrite = order.overwrite;
+      options.in_place = has_gap && order.overwrite == Overwrite::kAlways;
+      return Upload(Source(order.number), order.path, options, rank, both).status();
+    });
+  }
+  Result<int> Seen(Storage& storage, const std::string& path) override {
+    return way_->Seen(storage, path);
+  }
+
+ private:
+  static std::string Source(int number) { return "local/" + std::to_string(number); }
+  const std::unique_ptr<Way> way_;
+  MemoryStorage source_;
+};
+
+}  // namespace varve::test
