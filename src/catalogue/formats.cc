@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <utility>
 
 #include "catalogue/formats/known_format.h"
 #include "catalogue/names.h"
@@ -81,8 +82,12 @@ Result<OpenedIndex> OpenKnown(Storage& storage, const std::string& path,
   if (entries.ok()) {
     return OpenFolder({storage, path, *entries, 0, stop});
   }
-  return entries.status().code() == StatusCode::kNotFound ? entries.status()
-                                                          : OpenKnownFile(storage, path);
+  if (entries.status().code() == StatusCode::kNotFound) {
+    return entries.status();
+  }
+  auto file = OpenKnownFile(storage, path);
+  const bool is_file = file.ok() || entries.status().code() == StatusCode::kInvalidArgument;
+  return is_file ? std::move(file) : Result<OpenedIndex>(entries.status());
 }
 
 Result<OpenedIndex> OpenKnownUnlisted(Storage& storage, const std::string& path) {

@@ -128,6 +128,27 @@ TEST(OpenIndex, SaysWhatTheDirectoryLacksWhereItIsNoCheckpoint) {
   EXPECT_TRUE(FailsWith(Open(storage), StatusCode::kNotFound, {"is not a checkpoint"}));
 }
 
+// A manager passes over a step that is no checkpoint; a disk's error must not look like one.
+TEST(OpenIndex, GivesTheErrorOfAnyReadAndNotThatThereIsNoCheckpoint) {
+  for (const Format format : {Format::kVarve, Format::kDcp, Format::kSafetensors}) {
+    MemoryStorage memory;
+    ASSERT_TRUE(IsOk(SmallState().Floats("w", {1}).Save(memory, kPath, {.format = format})));
+    for (const Operation operation :
+         {Operation::kList, Operation::kOpenForRead, Operation::kRead}) {
+      FaultyStorage whole(memory);
+      ASSERT_TRUE(IsOk(Open(whole)));
+      for (std::uint64_t at = 0; at < whole.count(operation); ++at) {
+        FaultyStorage storage(memory);
+        storage.FailAt({operation, at, false, Unavailable("the disk does not answer")});
+        const auto opened = Open(storage);
+        EXPECT_TRUE(opened.ok() || FailsWith(opened, StatusCode::kUnavailable, {"not answer"}))
+            << FormatName(format) << ": " << OperationName(operation) << " " << at << ": "
+            << opened.status().ToString();
+      }
+    }
+  }
+}
+
 // ---- rank-local sets ----
 
 TEST(OpenIndex, GivesSetOfRankLocalFilesWithoutRecord) {
