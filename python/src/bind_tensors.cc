@@ -75,14 +75,18 @@ nb::object AddPlain(Into& into, std::string fqn, nb::handle tensor, bool devices
   return AddFound(into, std::move(fqn), PlainTensorOf(tensor, devices));
 }
 
-/// Makes room for as many more as `entries` says that it has. An iterator may have more or fewer.
+/// A dict of a million plain values must not take the memory of a million tensors.
+constexpr std::size_t kMostRoom = 65'536;
+
+/// Makes room for as many more as `entries` says that it has, at most kMostRoom.
 template <class Item>
 void MakeRoom(nb::handle entries, std::vector<Item>* items) {
   const Py_ssize_t more = PyObject_LengthHint(entries.ptr(), 0);
   if (more < 0) {
-    throw nb::python_error();
+    PyErr_Clear();  // The hint is not needed.
+    return;
   }
-  const std::size_t wanted = items->size() + static_cast<std::size_t>(more);
+  const std::size_t wanted = items->size() + std::min(static_cast<std::size_t>(more), kMostRoom);
   if (wanted > items->capacity()) {
     items->reserve(std::max(wanted, 2 * items->capacity()));
   }

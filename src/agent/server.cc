@@ -92,6 +92,12 @@ class AgentServer {
     AnswerThoseWhoWait();  // The last save may have ended since.
     ::shutdown(listening_.get(), SHUT_RDWR);
     requests_.End();
+    // Before the connection of who has asked for the end: a trainer's next save knows then.
+    for (const SocketPeer& peer : peers_) {
+      if (peer.session != nullptr) {
+        peer.connection->Close();
+      }
+    }
   }
 
  private:
@@ -258,10 +264,8 @@ class AgentServer {
   bool full_ = false;     // No descriptors are left for new connections.
   std::optional<Clock::time_point> full_since_;
   Clock::time_point idle_since_ = Clock::now();
-  // The oldest are destroyed first, after the sessions: the connection of who has asked for the end
-  // is the last one that closes.
+  AgentRequests requests_;  // Outlives the sessions, which the peers share.
   std::list<SocketPeer> peers_;
-  AgentRequests requests_;
 };
 
 }  // namespace

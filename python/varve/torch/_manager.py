@@ -36,7 +36,7 @@ from varve.torch._stager import Stager
 _LOG = logging.getLogger("varve")
 
 #: Arguments of async_save that a manager passes on: those of both calls, but for what it gives itself.
-_PASSED_ON = set(signature(async_save).parameters) & set(signature(defer_save).parameters) - {
+_PASSED_ON = (set(signature(async_save).parameters) & set(signature(defer_save).parameters)) - {
     *("state_dict", "path", "process_group", "stager"),
     *("overwrite", "files", "timeout", "on_failure"),
 }
