@@ -200,9 +200,19 @@ nb::list GatherPython(const nb::object& self, const nb::bytes& mine, double time
   return gathered;
 }
 
+/// Bytes of a message that a socket takes whatever the other rank does, mostly.
+constexpr std::size_t kWithoutWaiting = 65'536;
+
 void Send(const nb::object& self, int to, const nb::bytes& message, double timeout) {
-  const std::string_view bytes(message.c_str(), message.size());
-  RaiseIfError(Quickly(self, [&](Channel& ranks) { return ranks.Send(to, bytes, In(timeout)); }));
+  if (message.size() <= kWithoutWaiting) {
+    const std::string_view bytes(message.c_str(), message.size());
+    RaiseIfError(Quickly(self, [&](Channel& ranks) { return ranks.Send(to, bytes, In(timeout)); }));
+    return;
+  }
+  // It leaves while the other rank reads: Ctrl-C must reach this one meanwhile.
+  Waiting(self, [&, bytes = ContentOf(message)](const std::shared_ptr<Channel>& ranks) {
+    return ranks->Send(to, bytes, In(timeout));
+  });
 }
 
 nb::bytes Receive(const nb::object& self, int source, double timeout) {

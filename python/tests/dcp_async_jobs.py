@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import uuid
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as torch_dcp
 from dcp_jobs import assert_loaded, state
 from rank_jobs import Layout
+from torch.distributed.checkpoint import DefaultSavePlanner
 
 import varve
 import varve.torch
@@ -272,3 +273,64 @@ def close_in_any_order(rank: int, size: int, path: str) -> None:
             assert save.done()
     save.result()
     assert not _executors._executors, "the engine saves"
+
+
+class FailingStager:
+    """A stager whose copy comes later, and fails on rank 1 as torch's own checkpoints fail."""
+
+    should_synchronize_after_execute = False
+
+    def stage(self, state: dict[str, Any]) -> Future[dict[str, Any]]:
+        staged: Future[dict[str, Any]] = Future()
+        if dist.get_rank() == 1:
+            staged.set_exception(torch_dcp.api.CheckpointException("stage", {}))
+        else:
+            staged.set_result(dict(state))
+        return staged
+
+    def synchronize_staging(self) -> None:
+        """Nothing is left to wait for."""
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+def async_with_a_stager_that_fails(rank: int, size: int, path: str) -> str:
+    """Saves by a caller's stager that fails on one rank."""
+    saved = dcp.async_save(
+        {f"w{rank}": torch.ones(4)}, checkpoint_id=path, async_stager=FailingStager()
+    )
+    try:
+        getattr(saved, "upload_completion", saved).result(timeout=120)
+    except dcp.CheckpointError as error:
+        return f"{sorted(error.failures)}"
+    raise AssertionError("the save has succeeded")
+
+
+class OwnPlanner(DefaultSavePlanner):
+    """Plans that the engine does not make."""
+
+
+def async_whose_group_ends(rank: int, size: int, path: str) -> None:
+    """Ends the group of a save that is under way."""
+    group = dist.new_group(list(range(size)))
+    saved = dcp.async_save(
+        {f"w{rank}": torch.ones(4)}, checkpoint_id=path, planner=OwnPlanner(), process_group=group
+    )
+    dist.destroy_process_group(group)
+    assert isinstance(saved.result(timeout=120), torch_dcp.Metadata)
+
+
+class ByRank(torch_dcp.FileSystemWriter):
+    """A writer of torch's, with a directory for each rank."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path}/rank{dist.get_rank()}")
+
+
+def save_to_a_directory_for_each_rank(rank: int, size: int, path: str) -> None:
+    """Saves by a caller's writer whose name differs between ranks."""
+    state = {f"w{rank}": torch.ones(4)}
+    dcp.save(state, storage_writer=ByRank(path))
+    dcp.async_save(state, storage_writer=ByRank(path)).result(timeout=120)
+    assert any(name.endswith(".distcp") for name in os.listdir(f"{path}/rank{rank}"))

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import dcp_async_jobs as async_jobs
 import dcp_jobs as jobs
 import programs
 import pytest
@@ -80,7 +81,7 @@ def test_a_failure_in_any_hook_of_the_reader_on_any_rank_is_raised_on_every_rank
     assert run_ranks(3, jobs.fail_loads, str(tmp_path / "step")) == [13] * 3
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, 1, 2])
 @pytest.mark.parametrize("in_background", [False, True])
 def test_a_rank_that_dies_in_a_save_fails_it_on_the_others_at_once(
     victim: int, in_background: bool, tmp_path: Path
@@ -92,6 +93,19 @@ def test_a_rank_that_dies_in_a_save_fails_it_on_the_others_at_once(
     for text in failed.values():
         assert text.startswith("CheckpointError: ") and f"rank {victim}: " in text, text
     assert not (tmp_path / "step").exists()
+
+
+def test_a_stager_that_fails_on_one_rank_fails_the_save_on_all_at_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "step")
+    assert run_ranks(2, async_jobs.async_with_a_stager_that_fails, path) == ["[1]"] * 2
+
+
+def test_a_save_goes_on_when_the_caller_ends_its_group(tmp_path: Path) -> None:
+    run_ranks(2, async_jobs.async_whose_group_ends, str(tmp_path / "step"))
+
+
+def test_a_callers_writer_may_have_a_name_of_its_own_on_each_rank(tmp_path: Path) -> None:
+    run_ranks(2, async_jobs.save_to_a_directory_for_each_rank, str(tmp_path / "step"))
 
 
 def test_a_failure_before_the_first_step_or_after_the_last_is_raised_on_every_rank(

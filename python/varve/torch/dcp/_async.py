@@ -26,7 +26,7 @@ from varve.torch.dcp._by_engine import check_stager, engine_takes, save_by_engin
 from varve.torch.dcp._by_thread import save_by_thread
 from varve.torch.dcp._events import logged
 from varve.torch.dcp._executors import in_turn
-from varve.torch.dcp._functions import _find, _name
+from varve.torch.dcp._functions import _find, _name, class_of_others
 from varve.torch.dcp._job import Job
 from varve.torch.dcp._ranks import Group
 from varve.torch.dcp._writer import FileSystemWriter
@@ -89,6 +89,7 @@ def async_save(
         planner=planner,
         use_collectives=use_collectives,
     )
+    job.group.storage = class_of_others(storage_writer)
     if job.writer is None:
         job.writer = _find(checkpoint_id, FileSystemWriter, reader=False)
     executor = "thread" if async_checkpointer_type is _THREAD else "process"

@@ -66,7 +66,7 @@ def save_by_thread(job: Job, stager: Any) -> Any:
         _end_staging(out, failure)
 
     def run() -> None:
-        reason = failure
+        reason: BaseException | None = failure
         metadata = None
         problem: BaseException | None = None
         state: dict[str, Any] = {}
@@ -74,11 +74,13 @@ def save_by_thread(job: Job, stager: Any) -> Any:
             if copy is not None:
                 try:
                     state = copy.state
-                except Exception as error:
+                except BaseException as error:  # Torch's CheckpointException is no Exception.
                     reason = error
             metadata = _save(job, ranks, state, reason)
         except BaseException as error:
             problem = error
+        finally:
+            ranks.close()  # Also where an error has kept this rank from the call.
         # Room for the next copy before anybody who waits for this save asks for it.
         if copy is not None:
             copy.release()
@@ -99,7 +101,7 @@ def save_by_thread(job: Job, stager: Any) -> Any:
     return out
 
 
-def _save(job: Job, group: Group, state: dict[str, Any], failure: Exception | None) -> Metadata:
+def _save(job: Job, group: Group, state: dict[str, Any], failure: BaseException | None) -> Metadata:
     """Saves a copy, on the thread; or reports a failure to the other ranks."""
     if failure is None:
         try:
@@ -124,7 +126,6 @@ def _save(job: Job, group: Group, state: dict[str, Any], failure: Exception | No
         checkpoint_id=job.checkpoint_id,
         storage_writer=job.writer,
         planner=job.planner,
-        process_group=group.process_group,
     )
 
 

@@ -71,6 +71,7 @@ def save(
     writer: Any = storage_writer
     if writer is None:
         writer = _find(checkpoint_id, FileSystemWriter, reader=False)
+    group.storage = class_of_others(storage_writer)
     failure: Exception | None = None
     plain: dict[str, Any] = {}
     try:
@@ -86,7 +87,7 @@ def save_plain(
     what: str,
     group: Group,
     plain: dict[str, Any],
-    failure: Exception | None,
+    failure: BaseException | None,
     writer: Any,
     planner: SavePlanner | None,
     use_collectives: bool = True,
@@ -147,7 +148,7 @@ def load(
     reader: Any = storage_reader
     if reader is None:
         reader = _find(checkpoint_id, FileSystemReader, reader=True)
-    failure: Exception | None = None
+    failure: BaseException | None = None
     plain: dict[str, Any] = {}
     plain_planner: PlainLoadPlanner | None = None
     try:
@@ -167,14 +168,14 @@ def load(
                 state_dict[key].load_state_dict(value)
             else:
                 state_dict[key] = value
-    except Exception as error:
+    except BaseException as error:  # The others are about to wait for this rank.
         failure = error
 
     def report() -> None:
         if failure is not None:
             raise failure
 
-    with together(what, group) as ranks:
+    with together(what, group, part="objects") as ranks:
         ranks.each("load_state_dict", report)
 
 
@@ -182,7 +183,7 @@ def load_plain(
     what: str,
     group: Group,
     plain: dict[str, Any],
-    failure: Exception | None,
+    failure: BaseException | None,
     reader: Any,
     planner: LoadPlanner | None,
     coordinator: int = 0,
@@ -207,9 +208,11 @@ def save_state_dict(
         storage_writer.reset()
     except Exception as error:
         failure = error
+    group = Group(process_group, no_dist)
+    group.storage = class_of_others(storage_writer)
     return save_plain(
         f"save {_name(None, storage_writer)}",
-        Group(process_group, no_dist),
+        group,
         state_dict,
         failure,
         storage_writer,
@@ -244,6 +247,13 @@ def load_state_dict(
         planner,
         coordinator_rank,
     )
+
+
+def class_of_others(writer: Any) -> str:
+    """Returns the class of a caller's writer that is none of this package's, else ""."""
+    if writer is None or isinstance(writer, FileSystemWriter):
+        return ""
+    return type(writer).__name__
 
 
 def _as_they_are(planner: Any) -> contextlib.AbstractContextManager[Any]:

@@ -34,8 +34,8 @@ def save_steps(
 ) -> Metadata:
     """Saves a state by a planner and a writer. Collective.
 
-    `process_group` is for torch's log events. Without `use_collectives` each rank is its own coordinator, and the ranks learn at the end whether all have
-    succeeded. A rank with a `failure` of its own takes part, to report it to the others.
+    `process_group` is for torch's log events. Without `use_collectives` each rank is its own coordinator, and
+    the ranks learn at the end whether all have succeeded. A rank with a `failure` of its own takes part, to report it to the others.
     """
     own: Any = planner if planner is not None else DefaultSavePlanner()
     step = _Steps(process_group, writer)
@@ -138,7 +138,10 @@ def _set_up(
 def _index_of(reader: Any, rank: int) -> tuple[Metadata, bool]:
     """Returns the index; the rank's own, and False, where a reader of torch's has none of all ranks."""
     try:
-        return reader.read_metadata(), True
+        metadata = reader.read_metadata()
+        if metadata is None:
+            raise ValueError("the reader has no metadata")
+        return metadata, True
     except Exception:
         if "kwargs" not in inspect.signature(reader.read_metadata).parameters:
             raise

@@ -48,6 +48,8 @@ class Group:
         alone: This process saves or loads without others.
         rank: Within the group, as torch numbers failures.
         size: Number of ranks.
+        storage: The class of a storage of the caller's, which names the call: what it has for a path may
+            differ between ranks. Empty for those of this package.
     """
 
     def __init__(self, process_group: dist.ProcessGroup | None, no_dist: bool) -> None:
@@ -62,24 +64,47 @@ class Group:
         self.alone = no_dist or not available
         self.rank = 0 if self.alone else dist.get_rank(process_group)
         self.size = 1 if self.alone else dist.get_world_size(process_group)
+        self.storage = ""
         self._in_background = False
         self._channel: Channel | None = None
 
     def in_background(self, what: str) -> Group:
-        """Returns the same ranks for one call on another thread. Collective; that call has to be made."""
+        """Returns the same ranks for one call on another thread, which ends with `close`. Collective.
+
+        They have no process group any more: the caller may end it before the save.
+        """
         made = copy.copy(self)
         made._in_background = True
+        made.process_group = None
+        failure: BaseException | None = None
         if not self.alone:
-            owner = f"a channel for {call_of(what)}"
-            made._channel = make_background(self.process_group, TIMEOUT, owner)
+            owner = f"a channel for {self._call_of(what)}"
+            try:
+                made._channel = make_background(self.process_group, TIMEOUT, owner)
+            except Error as error:
+                failure = from_engine(what, "wait", error, self.rank, self.rank)
+        if failure is not None:
+            raise failure from failure.__cause__
         return made
 
+    def close(self) -> None:
+        """Ends the channel of a call in the background: ranks that still wait for this one fail."""
+        if self._channel is not None:
+            self._channel.hang_up()
+
+    def _call_of(self, what: str, part: str = "") -> str:
+        """Returns the call that "save PATH" is, the same on all ranks; loads differ in their part alone."""
+        verb, _, path = what.partition(" ")
+        if verb == "load":
+            return f"load {part}".rstrip()
+        return f"save by {self.storage}" if self.storage else name_of(verb, path)
+
     @contextlib.contextmanager
-    def _entered(self, what: str) -> Iterator[Channel | None]:
+    def _entered(self, what: str, part: str) -> Iterator[Channel | None]:
         """Enters the call of a name."""
         if not self._in_background:
             ranks = ALONE if self.alone else self.process_group
-            with collective(ranks, TIMEOUT, call_of(what)) as channel:
+            with collective(ranks, TIMEOUT, self._call_of(what, part)) as channel:
                 yield channel
             return
         if self._channel is None:
@@ -209,7 +234,8 @@ def _about(rank: int) -> Iterator[None]:
     try:
         yield
     except UnavailableError as error:
-        error.rank = rank
+        if error.rank is None:
+            error.rank = rank
         raise
 
 
@@ -229,14 +255,14 @@ class _Attempt:
 
 
 @contextlib.contextmanager
-def together(what: str, group: Group, coordinator: int = 0) -> Iterator[Ranks]:
+def together(what: str, group: Group, coordinator: int = 0, part: str = "") -> Iterator[Ranks]:
     """Enters a call of the ranks of a group, "save PATH" or "load PATH". Collective.
 
-    Raises the exception of a step, or of the channel, as `checkpoint_error` makes it.
+    `part` tells the second call of a load from the first. Raises the exception of a step, or of the channel, as `checkpoint_error` makes it.
     """
     failure: BaseException | None = None
     try:
-        with group._entered(what) as channel:
+        with group._entered(what, part) as channel:
             try:
                 yield Ranks(channel, coordinator)
             except CheckpointException as error:  # All ranks have it: this one leaves in order.
@@ -245,9 +271,3 @@ def together(what: str, group: Group, coordinator: int = 0) -> Iterator[Ranks]:
         failure = from_engine(what, "wait", error, group.rank, group.rank)
     if failure is not None:
         raise failure from failure.__cause__
-
-
-def call_of(what: str) -> str:
-    """Returns the call that "save PATH" is, the same on all ranks; loads differ in nothing."""
-    verb, _, path = what.partition(" ")
-    return verb if verb == "load" else name_of(verb, path)
