@@ -1,6 +1,5 @@
 // The calls that begin saves in the background, and the handles that they return.
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -31,9 +30,9 @@ void AsyncSaveHandle::Cancel() const { job_->CancelByCaller(); }
 namespace {
 
 /// Calls `make`. The calls have no result for what it throws: the other ranks learn the cause in
-/// their first exchange.
-void OrTellTheOthers(const SaveOptions& options, Coordinator& coordinator,
-                     const std::function<void()>& make) {
+/// their first exchange. No std::function: making one takes memory, which can run out before the try.
+template <class Make>
+void OrTellTheOthers(const SaveOptions& options, Coordinator& coordinator, const Make& make) {
   const Deadline deadline = Now() + options.timeout;
   try {
     make();
