@@ -101,7 +101,7 @@ def _become(arguments: Sequence[str], environment: Mapping[str, str], folder: st
     os.chdir(folder)
     sys.argv = ["-c", *arguments]
     more = environment.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:1] = ["", *(path for path in more if path and path not in sys.path)]
+    sys.path[:1] = ["", *(path for path in more if path and path not in sys.path[1:])]
 
 
 if __name__ == "__main__":

@@ -375,7 +375,7 @@ def dtensors_on_their_own(rank: int, size: int, path: str) -> tuple[list[str], l
             apart[1].append(fqn)
             super().add_targets(into, fqn, tensor)
 
-    varve.torch.TorchArrays = Watched  # type: ignore[misc]
+    varve.torch._save.TorchArrays = varve.torch.TorchArrays = Watched  # type: ignore[misc]
     varve.torch.save(state, path)
     zeros = {
         name: DTensor.from_local(
