@@ -44,7 +44,7 @@ class CrashTwice : public CrashCell {
         },
         kEvery * slow);
     RecordProperty("points", std::to_string(points));
-    EXPECT_GE(points, is_save ? 50U : 0U);  // gc has nothing to do where it knows no files.
+    EXPECT_GE(points, is_save ? 50 / kEvery : 0);  // gc has nothing to do where it knows no files.
   }
 };
 
