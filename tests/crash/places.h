@@ -32,7 +32,7 @@ namespace varve::test {
 
 using Names = std::multiset<std::string>;
 
-/// What a fault has left, for the judge.
+/// The state of a storage after a fault, for the judge.
 struct Left {
   enum class Fate : std::uint8_t {
     kDied,    ///< The process sends nothing any more.

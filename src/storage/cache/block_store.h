@@ -15,20 +15,18 @@
 ///     again.
 ///     A byte that came wrong from the server is kept wrong: these checksums are of what came. Who
 ///     compares the checkpoint's own checksums says so by ReadableFile::Forget, and reads again.
-///  5. Several processes want one block. Who would fetch takes the flock of the block's group,
-///  looks
+///  5. Several processes want one block. The first takes the flock of the block's group, looks
 ///     again, fetches and writes; the others wait for the lock and find the blocks. A lock ends
-///     with its process. Who has waited for `time_limit` fetches too: two writers of one block rename
-///     two whole files of the same content. The lock files stay; there are 1024 of them at most.
+///     with its process. A process that has waited for `time_limit` fetches too: two writers of one
+///     block rename two whole files of the same content. The lock files stay; there are 1024 of them at most.
 ///  6. The directory grows. A process that has written 1/64 of the limit since it last looked adds
 ///     up all blocks; above 15/16 of the limit it removes those that were not used for longest,
 ///     down to 7/8. A flock lets one process at a time do that. A reader that has a removed block
 ///     open reads on. Eight processes that fill at once can pass the limit by a few hundredths.
 ///  7. The disk is full, or the directory cannot be written. The process stops using it, says so in
 ///     one event of the level WARNING, and reads from the server.
-///  8. Another user prepares the directory. It is used only where it belongs to this user and
-///  nobody
-///     else may write to it; otherwise as 7. It is made so.
+///  8. Another user prepares the directory. It is used only where it belongs to this user and no
+///     other may write to it; otherwise as 7. It is made so.
 #pragma once
 
 #include <atomic>
