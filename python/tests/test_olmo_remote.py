@@ -279,9 +279,9 @@ try:
 except olmo.OLMoNetworkError as error:
     print("network", error)
 """
-    nobody = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "VARVE_S3_RETRY_TIMEOUT": "1"}
-    said = programs.output(script, tmp_path, env={**os.environ, **nobody})
-    assert said.startswith("network") and "s3://b/x" in said
+    no_server = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "VARVE_S3_RETRY_TIMEOUT": "1"}
+    output = programs.output(script, tmp_path, env={**os.environ, **no_server})
+    assert output.startswith("network") and "s3://b/x" in output
     assert (tmp_path / "a.pt").is_file()
 
 

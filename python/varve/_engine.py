@@ -150,7 +150,7 @@ def path_name(path: Any) -> str:
 
 @dataclass(frozen=True)
 class Content:
-    """What a save stores, as its caller gave it."""
+    """The state and the files of a save, as its caller gave them."""
 
     state: Mapping[Any, Any]
     files: Mapping[str, _files.Source] | None = None
@@ -182,7 +182,7 @@ class Filling:
 def gather(content: Content, arrays: Arrays, rank: int, format: str) -> Gathered:
     """Flattens a state: its tensors by address, its plain values encoded.
 
-    Reads its files as they are now. Those of rank 0 count; others are not looked at.
+    Reads rank 0's files as they are now, and ignores those of other ranks.
     """
     _arguments.flag("allow_pickle", content.allow_pickle)
     folder = _hf.chosen(content.hf, format)

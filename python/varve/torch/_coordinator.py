@@ -198,7 +198,7 @@ def background_in(ranks: Coordinator | None, timeout: float) -> Channel | None:
 
 
 def job_store() -> Any:
-    """Returns the store of the job; torch has no public name for it (2.6 to 2.13)."""
+    """Returns the store of the job; torch has no public name for it, up to 2.13."""
     return dist.distributed_c10d._get_default_store()
 
 

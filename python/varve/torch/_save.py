@@ -72,16 +72,17 @@ def save(
             files, committed like any other and with Varve's checksums in the index; or "hf" for a folder that
             Hugging Face's tools open: safetensors files with whole tensors, into which every rank writes
             its parts in place, and their index. It holds tensors alone: give the model's state dict. Of
-            tied tensors the first of the state is stored. What shards have of shared pages of 4 KiB (edges
-            of rows, all of shards by columns) is refused where it is more than 1 GiB.
+            tied tensors the first of the state is stored. A page of 4 KiB may
+            have bytes of several ranks (edges of rows; shards by columns everywhere): more than 1 GiB in such
+            pages is refused.
         hf: Options of format="hf".
         strip_wrappers: Leave the parts out of names that wrappers of modules add: `_orig_mod`,
             `_checkpoint_wrapped_module`, `_fsdp_wrapped_module` and `module`. (A load needs no such thing: it
             takes names that differ by these alone for the same.)
         save_id: 16 bytes that name the attempt, only for `coordinate=False` and the same on all ranks.
             By default it follows from the job's rendezvous store, the path and a count of saves.
-        on_difference: What to do when ranks hold different values of a tensor, of a shard of it, or of a
-            plain value, under one name. "keep" saves each different value once, with the ranks that
+        on_difference: Decides what is saved where ranks hold different values of a tensor, of a shard of it,
+            or of a plain value, under one name. "keep" saves each different value once, with the ranks that
             hold it: `load` on as many ranks gives each its own back. "first" saves the value of the
             lowest of these ranks; so does "keep" in all formats but "varve", which have one value for
             a name. Both list the names in `report.differing_tensors` and `report.differing_objects`

@@ -1,6 +1,6 @@
-"""What torch's versions do in ways of their own, and the private names of torch that this package needs.
+"""The differences between versions of torch, and the private names of torch that this package needs.
 
-Each private name was seen in torch 2.6 to 2.13. Those of the log events are in _events.py.
+The private names are those of torch 2.13. _events.py has those of the log events.
 """
 
 from __future__ import annotations

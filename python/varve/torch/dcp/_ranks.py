@@ -240,7 +240,7 @@ def _about(rank: int) -> Iterator[None]:
 
 
 class _Attempt:
-    """What a part has given, or the exception that it has raised."""
+    """The result of a part, or the exception that it has raised."""
 
     def __init__(self, value: Any, failure: WRAPPED_EXCEPTION | None) -> None:
         self.value = value

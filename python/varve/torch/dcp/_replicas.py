@@ -42,7 +42,7 @@ _arrived = _Arrived()
 
 @dataclasses.dataclass
 class Sent:
-    """What a local plan carries to the coordinator besides its items."""
+    """The call and the fingerprints that a local plan carries to the coordinator beside its items."""
 
     call: str
     prints: Fingerprints | None = None

@@ -59,7 +59,7 @@ class Place:
     """
 
     prefix: str
-    """What the names of the rank's files begin with."""
+    """The beginning of the names of the rank's files."""
     directory: str
     """As the coordinator sees it."""
     first: int
