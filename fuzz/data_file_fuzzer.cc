@@ -28,7 +28,7 @@ void CheckClaims(const DataFileHeader& header) {
   std::uint64_t at = 0;
   for (const StoredChunk& chunk : header.chunks) {
     VARVE_FUZZ_CHECK(chunk.bytes.begin == at && chunk.bytes.end >= at);
-    VARVE_FUZZ_CHECK(chunk.box.sizes.size() == chunk.shape.size());
+    VARVE_FUZZ_CHECK(chunk.box.sizes.size() == chunk.shape().size());
     at = chunk.bytes.end;
   }
   VARVE_FUZZ_CHECK(at <= header.data_bytes);

@@ -10,7 +10,7 @@ namespace varve {
 /// `xxhsum -H2` tool prints. Identifies content inside one run; not safe against an attacker.
 struct Hash128 {
   std::array<std::uint8_t, 16> bytes{};
-  friend bool operator==(const Hash128&, const Hash128&) = default;
+  friend auto operator<=>(const Hash128&, const Hash128&) = default;
 };
 
 }  // namespace varve

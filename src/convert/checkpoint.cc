@@ -64,7 +64,7 @@ Result<ConvertReport> ConvertBySaving(CheckpointReader& reader, const Selection&
   }
   const auto chunk = [](const SelectedTensor& tensor) {
     const Dims& shape = tensor.item.tensor->shape;
-    return StoredChunk{tensor.fqn, tensor.item.dtype, shape, WholeBox(shape), {}, {}};
+    return StoredChunk{tensor.fqn, tensor.item.dtype, shape, WholeBox(shape)};
   };
   std::sort(tensors.begin(), tensors.end(), [&](const SelectedTensor* a, const SelectedTensor* b) {
     return ChunkBefore(chunk(*a), chunk(*b));

@@ -40,8 +40,8 @@ class ChunkNames {
     NameSet used(header.chunks.size());
     names_.reserve(header.chunks.size());
     for (const StoredChunk& chunk : header.chunks) {
-      if (used.Insert(chunk.fqn)) {
-        names_.emplace_back(chunk.fqn);
+      if (used.Insert(chunk.fqn())) {
+        names_.emplace_back(chunk.fqn());
       } else {
         names_.push_back(MadeFor(chunk, used));
         used.Insert(names_.back());
@@ -60,7 +60,7 @@ class ChunkNames {
  private:
   /// safetensors names must be unique in a file; a second piece of one tensor gets its place added.
   std::string_view MadeFor(const StoredChunk& chunk, const NameSet& used) {
-    std::string name = chunk.fqn + "@" + ToString(chunk.box.offsets);
+    std::string name = chunk.fqn() + "@" + ToString(chunk.box.offsets);
     while (used.Contains(name)) {
       name += '\'';
     }
@@ -80,16 +80,16 @@ std::string ObjectsName(const DataFileHeader& header) {
 // Returns true when safetensors' dtype and shape describe the chunk fully; "tensors" describes all
 // others.
 bool IsPlain(const StoredChunk& chunk, std::string_view name) {
-  return name == chunk.fqn && chunk.box.sizes == chunk.shape && SafetensorsName(chunk.dtype) &&
-         chunk.dtype != DType::kFloat4E2M1FNX2;
+  return name == chunk.fqn() && chunk.box.sizes == chunk.shape() &&
+         SafetensorsName(chunk.dtype()) && chunk.dtype() != DType::kFloat4E2M1FNX2;
 }
 
 // Returns true for chunks that are stored as bytes, with their number as one more dimension: types
 // that safetensors cannot name, and a single pair of 4-bit values, which has no dimension to
 // double.
 bool StoredAsBytes(const StoredChunk& chunk) {
-  return !SafetensorsName(chunk.dtype) ||
-         (chunk.dtype == DType::kFloat4E2M1FNX2 && chunk.box.sizes.empty());
+  return !SafetensorsName(chunk.dtype()) ||
+         (chunk.dtype() == DType::kFloat4E2M1FNX2 && chunk.box.sizes.empty());
 }
 
 void AppendEntry(std::string_view name, std::string_view dtype, const Dims& shape, ByteRange bytes,
@@ -111,10 +111,10 @@ void AppendChunkEntry(const StoredChunk& chunk, std::string_view name, std::stri
   Dims shape = chunk.box.sizes;
   std::string_view dtype = "U8";
   if (StoredAsBytes(chunk)) {
-    shape.push_back(ItemSize(chunk.dtype));  // The true type is in "tensors".
+    shape.push_back(ItemSize(chunk.dtype()));  // The true type is in "tensors".
   } else {
-    dtype = *SafetensorsName(chunk.dtype);
-    if (chunk.dtype == DType::kFloat4E2M1FNX2) {
+    dtype = *SafetensorsName(chunk.dtype());
+    if (chunk.dtype() == DType::kFloat4E2M1FNX2) {
       shape.back() *= 2;  // safetensors counts single 4-bit values, PyTorch pairs of them.
     }
   }
@@ -143,9 +143,10 @@ Status FillField(std::string_view field, std::string_view digits, std::size_t* a
 }
 
 std::uint32_t VersionOf(const DataFileHeader& header) {
-  const auto is_variant = [](const auto& entry) { return IsVariantName(entry.fqn); };
-  if (std::any_of(header.chunks.begin(), header.chunks.end(), is_variant) ||
-      std::any_of(header.objects.begin(), header.objects.end(), is_variant)) {
+  if (std::any_of(header.chunks.begin(), header.chunks.end(),
+                  [](const StoredChunk& chunk) { return IsVariantName(chunk.fqn()); }) ||
+      std::any_of(header.objects.begin(), header.objects.end(),
+                  [](const StoredObject& object) { return IsVariantName(object.fqn); })) {
     return kVariantFormatVersion;
   }
   return header.aliases.empty() ? kFormatVersion : kAliasFormatVersion;
@@ -182,9 +183,9 @@ std::string VarveJson(const DataFileHeader& header, const ChunkNames& names) {
     first = false;
     AppendJsonString(names[i], &json);
     json += ":{\"fqn\":";
-    AppendJsonString(chunk.fqn, &json);
-    json += ",\"dtype\":\"" + std::string(DTypeName(chunk.dtype)) + "\",\"shape\":";
-    AppendJsonDims(chunk.shape, &json);
+    AppendJsonString(chunk.fqn(), &json);
+    json += ",\"dtype\":\"" + std::string(DTypeName(chunk.dtype())) + "\",\"shape\":";
+    AppendJsonDims(chunk.shape(), &json);
     json += ",\"offsets\":";
     AppendJsonDims(chunk.box.offsets, &json);
     json += ",\"sizes\":";
@@ -231,7 +232,7 @@ std::string ShardingInfo(const DataFileHeader& header, const ChunkNames& names,
                          const std::string& values_name, bool has_values) {
   const bool sharded =
       std::any_of(header.chunks.begin(), header.chunks.end(),
-                  [](const StoredChunk& chunk) { return chunk.box.sizes != chunk.shape; });
+                  [](const StoredChunk& chunk) { return chunk.box.sizes != chunk.shape(); });
   if (!sharded) {
     return "";
   }
@@ -243,7 +244,7 @@ std::string ShardingInfo(const DataFileHeader& header, const ChunkNames& names,
     Dims offsets = header.chunks[i].box.offsets;
     if (StoredAsBytes(header.chunks[i])) {
       offsets.push_back(0);
-    } else if (header.chunks[i].dtype == DType::kFloat4E2M1FNX2) {
+    } else if (header.chunks[i].dtype() == DType::kFloat4E2M1FNX2) {
       offsets.back() *= 2;
     }
     AppendJsonDims(offsets, &json);
@@ -266,8 +267,8 @@ Status CheckAliases(const DataFileHeader& header) {
   std::unordered_map<std::string_view, std::uint64_t> chunks;  // Looked up only.
   std::unordered_set<std::string_view> taken;
   for (const StoredChunk& chunk : header.chunks) {
-    ++chunks[chunk.fqn];
-    taken.insert(chunk.fqn);
+    ++chunks[chunk.fqn()];
+    taken.insert(chunk.fqn());
   }
   for (const StoredObject& object : header.objects) {
     taken.insert(object.fqn);
@@ -308,12 +309,12 @@ bool IsReservedName(std::string_view fqn) {
 }
 
 bool ChunkBefore(const StoredChunk& a, const StoredChunk& b) {
-  const std::uint64_t item_a = ItemSize(a.dtype);
-  const std::uint64_t item_b = ItemSize(b.dtype);
+  const std::uint64_t item_a = ItemSize(a.dtype());
+  const std::uint64_t item_b = ItemSize(b.dtype());
   if (item_a != item_b) {
     return item_a > item_b;
   }
-  const int names = a.fqn.compare(b.fqn);
+  const int names = a.fqn().compare(b.fqn());
   return names != 0 ? names < 0 : a.box.offsets < b.box.offsets;
 }
 
@@ -335,7 +336,7 @@ Status LayOut(DataFileHeader* header) {
   for (StoredChunk& chunk : header->chunks) {
     const auto elements = CheckedProduct(chunk.box.sizes);
     VARVE_RETURN_IF_ERROR(place(
-        elements ? CheckedMul(*elements, ItemSize(chunk.dtype)) : std::nullopt, &chunk.bytes));
+        elements ? CheckedMul(*elements, ItemSize(chunk.dtype())) : std::nullopt, &chunk.bytes));
   }
   for (StoredObject& object : header->objects) {
     VARVE_RETURN_IF_ERROR(place(object.bytes.end - object.bytes.begin, &object.bytes));

@@ -6,10 +6,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
 #include "tensor/region.h"
+#include "tensor/tensor_spec.h"
 #include "varve/metadata.h"
 #include "varve/status.h"
 
@@ -27,13 +29,26 @@ inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
 /// A chunk inside a data file. `bytes` is relative to the start of the data.
 struct StoredChunk {
-  std::string fqn;
-  DType dtype = DType::kUInt8;
-  Dims shape;  ///< Of the whole tensor.
+  StoredChunk() = default;
+  StoredChunk(SharedSpec spec, Box where) : of(std::move(spec)), box(std::move(where)) {}
+  StoredChunk(std::string fqn, DType dtype, Dims shape, Box where, ByteRange at = {},
+              Hash128 hash = {})
+      : of(MakeSpec(std::move(fqn), dtype, std::move(shape))),
+        box(std::move(where)),
+        bytes(at),
+        content(hash) {}
+
+  SharedSpec of;
   Box box;
   ByteRange bytes;
   Hash128 content;
-  friend bool operator==(const StoredChunk&, const StoredChunk&) = default;
+
+  [[nodiscard]] const std::string& fqn() const { return of->fqn; }
+  [[nodiscard]] DType dtype() const { return of->dtype; }
+  [[nodiscard]] const Dims& shape() const { return of->shape; }
+  friend bool operator==(const StoredChunk& a, const StoredChunk& b) {
+    return AreEqual(a.of, b.of) && a.box == b.box && a.bytes == b.bytes && a.content == b.content;
+  }
 };
 
 struct StoredObject {

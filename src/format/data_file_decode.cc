@@ -94,6 +94,7 @@ Status ReadEntry(const std::string& name, dom::element element, const dom::eleme
   VARVE_RETURN_IF_ERROR(Require(entry, "shape", &shape));
   VARVE_RETURN_IF_ERROR(Require(entry, "data_offsets", &offsets));
   VARVE_RETURN_IF_ERROR(ReadRange(offsets, "data_offsets", &chunk->bytes));
+  TensorSpec spec;
   if (special != nullptr) {
     dom::object said;
     if (special->get(said)) {
@@ -111,10 +112,10 @@ Status ReadEntry(const std::string& name, dom::element element, const dom::eleme
     if (!MayHold(fqn, format)) {
       return Malformed("a tensor is named \"" + std::string(fqn) + "\", which is reserved");
     }
-    chunk->fqn = std::string(fqn);
-    chunk->dtype = *known;
+    spec.fqn = std::string(fqn);
+    spec.dtype = *known;
     VARVE_RETURN_IF_ERROR(Require(said, "shape", &value));
-    VARVE_RETURN_IF_ERROR(ReadDims(value, "shape", &chunk->shape));
+    VARVE_RETURN_IF_ERROR(ReadDims(value, "shape", &spec.shape));
     VARVE_RETURN_IF_ERROR(Require(said, "offsets", &value));
     VARVE_RETURN_IF_ERROR(ReadDims(value, "offsets", &chunk->box.offsets));
     VARVE_RETURN_IF_ERROR(Require(said, "sizes", &value));
@@ -124,17 +125,18 @@ Status ReadEntry(const std::string& name, dom::element element, const dom::eleme
     if (!known) {
       return Malformed("unknown dtype " + std::string(dtype));
     }
-    chunk->fqn = name;
-    chunk->dtype = *known;
-    VARVE_RETURN_IF_ERROR(ReadDims(shape, "shape", &chunk->shape));
-    chunk->box = WholeBox(chunk->shape);
+    spec.fqn = name;
+    spec.dtype = *known;
+    VARVE_RETURN_IF_ERROR(ReadDims(shape, "shape", &spec.shape));
+    chunk->box = WholeBox(spec.shape);
   }
-  if (Status status = CheckBox(chunk->shape, chunk->box, ItemSize(chunk->dtype)); !status.ok()) {
+  if (Status status = CheckBox(spec.shape, chunk->box, ItemSize(spec.dtype)); !status.ok()) {
     return Malformed("entry \"" + name + "\": " + status.message());
   }
-  if (chunk->bytes.end - chunk->bytes.begin != Volume(chunk->box.sizes) * ItemSize(chunk->dtype)) {
+  if (chunk->bytes.end - chunk->bytes.begin != Volume(chunk->box.sizes) * ItemSize(spec.dtype)) {
     return Malformed("entry \"" + name + "\" has another size than its shape");
   }
+  chunk->of = std::make_shared<const TensorSpec>(std::move(spec));
   return Status::Ok();
 }
 
@@ -264,7 +266,7 @@ Status CheckPacked(DataFileHeader* header) {
   std::uint64_t at = 0;
   for (const StoredChunk& chunk : header->chunks) {
     if (chunk.bytes.begin != at) {
-      return Malformed("hole or overlap before tensor \"" + chunk.fqn + "\"");
+      return Malformed("hole or overlap before tensor \"" + chunk.fqn() + "\"");
     }
     at = chunk.bytes.end;
   }

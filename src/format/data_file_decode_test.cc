@@ -241,10 +241,10 @@ TEST(DecodeHeader, NeverReturnsAHeaderThatLiesWhateverTheBytes) {
       }
       ++accepted;
       for (const StoredChunk& chunk : header->chunks) {
-        ASSERT_TRUE(IsOk(CheckBox(chunk.shape, chunk.box, ItemSize(chunk.dtype))));
+        ASSERT_TRUE(IsOk(CheckBox(chunk.shape(), chunk.box, ItemSize(chunk.dtype()))));
         ASSERT_LE(chunk.bytes.end, header->data_bytes);
         ASSERT_EQ(chunk.bytes.end - chunk.bytes.begin,
-                  Volume(chunk.box.sizes) * ItemSize(chunk.dtype));
+                  Volume(chunk.box.sizes) * ItemSize(chunk.dtype()));
       }
       for (const StoredObject& object : header->objects) {
         ASSERT_TRUE(object.bytes.begin <= object.bytes.end &&

@@ -109,7 +109,9 @@ TEST(DataFileHeader, SizeDoesNotDependOnChecksums) {
 
 TEST(DataFileHeader, ThatIsFilledIsTheOneThatIsEncodedWithItsChecksums) {
   DataFileHeader full = SampleHeader();
-  full.chunks[0].fqn = R"(\"blocks_crc32c\":\")";  // As the field, but that it is quoted.
+  // As the field, but that it is quoted.
+  full.chunks[0].of =
+      MakeSpec(R"(\"blocks_crc32c\":\")", full.chunks[0].dtype(), full.chunks[0].shape());
   ASSERT_TRUE(IsOk(LayOut(&full)));
   std::vector<Hash128> contents;
   for (const StoredChunk& chunk : full.chunks) {
@@ -144,7 +146,7 @@ TEST(LayOut, PacksChunksAlignedForTheirType) {
   std::uint64_t at = 0;
   for (const StoredChunk& chunk : header.chunks) {
     EXPECT_EQ(chunk.bytes.begin, at);
-    EXPECT_EQ(chunk.bytes.begin % ItemSize(chunk.dtype), 0U) << chunk.fqn;
+    EXPECT_EQ(chunk.bytes.begin % ItemSize(chunk.dtype()), 0U) << chunk.fqn();
     at = chunk.bytes.end;
   }
   for (const StoredObject& object : header.objects) {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "base/sort_by_name.h"
 #include "format/manifest.h"
 #include "format/variants.h"
 #include "tensor/box.h"
@@ -41,7 +42,7 @@ struct OtherObject {
 
 /// A chunk of a file under one of its names.
 struct NamedChunk {
-  std::string_view fqn;
+  const std::string* fqn = nullptr;
   std::uint32_t file = 0;
   const StoredChunk* stored = nullptr;
 };
@@ -74,10 +75,10 @@ Status AddChunk(const CheckedHeader& file, const NamedChunk& named, MergedFiles*
                 TensorMetadata* into) {
   TensorMetadata& tensor = *into;
   const StoredChunk& stored = *named.stored;
-  if (tensor.dtype != stored.dtype || tensor.shape != stored.shape) {
+  if (tensor.dtype != stored.dtype() || tensor.shape != stored.shape()) {
     return DataLoss(
         "tensor \"" + tensor.fqn + "\": rank " + std::to_string(file.header.identity.rank) +
-        " has " + std::string(DTypeName(stored.dtype)) + ToString(stored.shape) +
+        " has " + std::string(DTypeName(stored.dtype())) + ToString(stored.shape()) +
         ", another rank " + std::string(DTypeName(tensor.dtype)) + ToString(tensor.shape));
   }
   Chunk chunk{
@@ -90,7 +91,7 @@ Status AddChunk(const CheckedHeader& file, const NamedChunk& named, MergedFiles*
           : std::find_if(tensor.chunks.begin(), tensor.chunks.end(),
                          [&](const Chunk& known) { return known.box == stored.box; });
   if (replica == tensor.chunks.end()) {
-    if (!IsEmpty(stored.box) || Volume(stored.shape) == 0) {
+    if (!IsEmpty(stored.box) || Volume(stored.shape()) == 0) {
       tensor.chunks.push_back(std::move(chunk));
     }
   } else if (replica->content != stored.content && !IsEmpty(stored.box)) {
@@ -110,8 +111,8 @@ Status CheckApart(const DataFileHeader& header) {
   std::set<std::tuple<std::string_view, const Dims&, const Dims&>> boxes;
   for (const StoredChunk& stored : header.chunks) {
     if (!IsEmpty(stored.box) &&
-        !boxes.emplace(stored.fqn, stored.box.offsets, stored.box.sizes).second) {
-      return DataLoss("tensor \"" + stored.fqn + "\": rank " +
+        !boxes.emplace(stored.fqn(), stored.box.offsets, stored.box.sizes).second) {
+      return DataLoss("tensor \"" + stored.fqn() + "\": rank " +
                       std::to_string(header.identity.rank) + " has " + ToString(stored.box) +
                       " twice");
     }
@@ -123,7 +124,7 @@ Status CheckApart(const DataFileHeader& header) {
                               : Status::Ok();
   };
   for (const StoredChunk& stored : header.chunks) {
-    VARVE_RETURN_IF_ERROR(check(stored.fqn));
+    VARVE_RETURN_IF_ERROR(check(stored.fqn()));
   }
   for (const TensorAlias& alias : header.aliases) {
     VARVE_RETURN_IF_ERROR(check(alias.fqn));
@@ -136,13 +137,13 @@ Status CheckApart(const DataFileHeader& header) {
 
 /// Adds one file's chunks, those of aliased tensors under each name.
 void AddChunks(const DataFileHeader& header, std::uint32_t file, std::vector<NamedChunk>* named) {
-  std::multimap<std::string_view, std::string_view> aliases;
+  std::multimap<std::string_view, const std::string*> aliases;
   for (const TensorAlias& alias : header.aliases) {
-    aliases.emplace(alias.of, alias.fqn);
+    aliases.emplace(alias.of, &alias.fqn);
   }
   for (const StoredChunk& stored : header.chunks) {
-    named->push_back({stored.fqn, file, &stored});
-    const auto [begin, end] = aliases.equal_range(stored.fqn);
+    named->push_back({&stored.fqn(), file, &stored});
+    const auto [begin, end] = aliases.equal_range(stored.fqn());
     for (auto at = begin; at != end; ++at) {
       named->push_back({at->second, file, &stored});
     }
@@ -160,10 +161,7 @@ std::vector<NamedChunk> ChunksByName(const std::vector<CheckedHeader>& headers) 
   for (std::size_t i = 0; i < headers.size(); ++i) {
     AddChunks(headers[i].header, static_cast<std::uint32_t>(i), &named);
   }
-  const auto before = [](const NamedChunk& a, const NamedChunk& b) { return a.fqn < b.fqn; };
-  if (!std::is_sorted(named.begin(), named.end(), before)) {  // One file's mostly are.
-    std::stable_sort(named.begin(), named.end(), before);
-  }
+  SortByName(&named, [](const NamedChunk& chunk) { return chunk.fqn; });
   return named;
 }
 
@@ -172,9 +170,10 @@ Status MergeTensors(const std::vector<CheckedHeader>& headers, MergedFiles* merg
                     std::vector<TensorMetadata>* tensors) {
   const std::vector<NamedChunk> named = ChunksByName(headers);
   for (auto begin = named.begin(); begin != named.end();) {
-    const auto end = std::find_if(begin, named.end(),
-                                  [&](const NamedChunk& one) { return one.fqn != begin->fqn; });
-    TensorMetadata tensor{std::string(begin->fqn), begin->stored->dtype, begin->stored->shape, {}};
+    const auto end = std::find_if(begin, named.end(), [&](const NamedChunk& one) {
+      return one.fqn != begin->fqn && *one.fqn != *begin->fqn;
+    });
+    TensorMetadata tensor{*begin->fqn, begin->stored->dtype(), begin->stored->shape(), {}};
     for (; begin != end; ++begin) {
       VARVE_RETURN_IF_ERROR(AddChunk(headers[begin->file], *begin, merged, &tensor));
     }

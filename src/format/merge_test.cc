@@ -81,7 +81,7 @@ TEST(MergeHeaders, RefusesAnAliasThatOneFileLacksOrStoresItself) {
   EXPECT_TRUE(FailsWith(MergeHeaders(Merged({first, HeaderWith(1, 2, {Rows(3, 8)})})), kLoss,
                         {"tensor \"head\"", "no rank stored"}));
   StoredChunk all = Rows(0, 8);
-  all.fqn = "head";
+  all.of = MakeSpec("head", all.dtype(), all.shape());
   EXPECT_TRUE(FailsWith(MergeHeaders(Merged({first, HeaderWith(1, 2, {Rows(3, 8), all})})), kLoss,
                         {"tensor \"head\"", "overlap"}));
   EXPECT_TRUE(FailsWith(MergeHeaders(Merged({first, HeaderWith(1, 2, {Rows(3, 8)}, {"head"})})),
@@ -111,12 +111,12 @@ TEST(MergeHeaders, RefusesNoFiles) { EXPECT_TRUE(FailsWith(MergeHeaders({}), kLo
 
 TEST(MergeHeaders, NamesATensorWhoseTypeOrShapeDiffers) {
   StoredChunk half = Rows(4, 8);
-  half.dtype = DType::kFloat16;
+  half.of = MakeSpec("w", DType::kFloat16, half.shape());
   EXPECT_TRUE(
       FailsWith(MergeHeaders(Merged({HeaderWith(0, 2, {Rows(0, 4)}), HeaderWith(1, 2, {half})})),
                 kLoss, {"tensor \"w\"", "rank 1 has float16[8, 4]", "float32[8, 4]"}));
   StoredChunk longer = Rows(4, 8);
-  longer.shape[0] = 9;
+  longer.of = MakeSpec("w", longer.dtype(), {9, 4});
   EXPECT_TRUE(
       FailsWith(MergeHeaders(Merged({HeaderWith(0, 2, {Rows(0, 4)}), HeaderWith(1, 2, {longer})})),
                 kLoss, {"float32[9, 4]"}));

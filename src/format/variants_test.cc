@@ -127,7 +127,10 @@ TEST(Variants, OfARankThatSavedApartAreNotInItsOwnFile) {
     return MergeHeaders(std::move(files));
   };
   const std::string name = "__varve__.ranks.1.w";
-  EXPECT_TRUE(FailsWith(merged_with([&](DataFileHeader* header) { header->chunks[1].fqn = name; }),
+  EXPECT_TRUE(FailsWith(merged_with([&](DataFileHeader* header) {
+                          StoredChunk& chunk = header->chunks[1];
+                          chunk.of = MakeSpec(name, chunk.dtype(), chunk.shape());
+                        }),
                         StatusCode::kDataLoss, {name, "rank 1"}));
   EXPECT_TRUE(FailsWith(merged_with([&](DataFileHeader* header) { header->objects[0].fqn = name; }),
                         StatusCode::kDataLoss, {name, "rank 1"}));

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "plan/save_plan.h"
+#include "plan/spec_table.h"
 #include "support/plans.h"
 #include "support/sanitized.h"
 #include "support/status_matchers.h"
@@ -96,7 +97,7 @@ TEST(Balance, OfManyRanksEachIsToldItsOwnPartAlone) {
   for (const RankAssignment& rank : settled->ranks) {
     largest = std::max(largest, EncodeAssignment(rank).size());
   }
-  EXPECT_LE(largest, 2 * EncodeLocalPlan(plans[0]).size());
+  EXPECT_LE(largest, 2 * EncodeShares(plans[0], SpecTable(plans[0])).size());
 }
 
 }  // namespace

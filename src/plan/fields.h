@@ -1,7 +1,9 @@
 /// The fields of plans, see base/fields.h.
 #pragma once
 
-#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
 
 #include "base/fields.h"
 #include "format/data_file.h"
@@ -27,34 +29,22 @@ void Fields(Archive& archive, FieldsOf<Archive, FileIdentity>& identity) {
 }
 
 template <class Archive>
-void Fields(Archive& archive, FieldsOf<Archive, PlannedTensor>& item) {
-  archive(item.fqn, item.dtype, item.shape, item.box);
-  archive.Fixed(item.fingerprint);
-  archive(item.tied_to, item.part_of);
-}
-
-template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, ObjectItem>& item) {
   archive(item.fqn, item.bytes, item.content);
 }
 
 template <class Archive>
-void Fields(Archive& archive, FieldsOf<Archive, LocalPlan>& plan) {
-  archive(plan.tensors, plan.objects, plan.structure);
-  archive.Check(
-      [&] {
-        return std::all_of(plan.tensors.begin(), plan.tensors.end(),
-                           [&](const PlannedTensor& item) {
-                             return (!item.tied_to || *item.tied_to < plan.tensors.size()) &&
-                                    (!item.part_of || *item.part_of < plan.objects.size());
-                           });
-      },
-      "a tensor is tied to one, or part of a value, that the plan does not have");
-}
-
-template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, ChunkAssignment>& chunk) {
-  archive(chunk.item, chunk.box);
+  std::optional<Box> part;
+  if constexpr (Archive::kWrites) {
+    if (chunk.part) {
+      part = *chunk.part;
+    }
+  }
+  archive(chunk.item, part);
+  if constexpr (!Archive::kWrites) {
+    chunk.part = part ? std::make_shared<const Box>(std::move(*part)) : nullptr;
+  }
 }
 
 template <class Archive>

@@ -28,7 +28,7 @@ Status AddAliases(const LocalPlan& plan, const RankAssignment& assignment, DataF
     if (const auto* variant = FindVariant(assignment.tensor_variants, *item.tied_to)) {
       aliases.emplace(NameInFile(item, *variant), NameInFile(of, *variant));
     } else {
-      aliases.emplace(item.fqn, of.fqn);
+      aliases.emplace(item.fqn(), of.fqn());
     }
   }
   for (const auto& [fqn, of] : aliases) {
@@ -40,13 +40,13 @@ Status AddAliases(const LocalPlan& plan, const RankAssignment& assignment, DataF
 /// Returns a chunk of an item as the file has it, named by its tensor or by the variant it is of.
 StoredChunk ChunkOf(const PlannedTensor& item, const Box& box, const VariantAssignment* variant) {
   if (variant == nullptr) {
-    return {item.fqn, item.dtype, item.shape, box, {}, {}};
+    return {item.of, box};
   }
   Box within = box;
   for (std::size_t d = 0; d < within.offsets.size(); ++d) {
     within.offsets[d] -= item.box.offsets[d];
   }
-  return {NameInFile(item, *variant), item.dtype, item.box.sizes, std::move(within), {}, {}};
+  return {NameInFile(item, *variant), item.dtype(), item.box.sizes, std::move(within)};
 }
 
 }  // namespace
@@ -60,8 +60,8 @@ const VariantAssignment* FindVariant(const std::vector<VariantAssignment>& varia
 }
 
 std::string NameInFile(const PlannedTensor& item, const VariantAssignment& variant) {
-  VariantName name{item.fqn, variant.ranks, std::nullopt};
-  if (!(item.box == WholeBox(item.shape))) {
+  VariantName name{item.fqn(), variant.ranks, std::nullopt};
+  if (!(item.box == WholeBox(item.shape()))) {
     name.offsets = item.box.offsets;
   }
   return ToString(name);
@@ -83,10 +83,11 @@ Result<FilePlan> PlanFile(const LocalPlan& plan, const RankAssignment& assignmen
                       std::to_string(plan.tensors.size()));
     }
     const PlannedTensor& item = plan.tensors[chunk.item];
-    if (chunk.box.sizes.size() != item.box.sizes.size() || !Contains(item.box, chunk.box)) {
-      return Internal("assignment reaches outside the shard of tensor \"" + item.fqn + "\"");
+    const Box& box = chunk.BoxIn(plan);
+    if (box.sizes.size() != item.box.sizes.size() || !Contains(item.box, box)) {
+      return Internal("assignment reaches outside the shard of tensor \"" + item.fqn() + "\"");
     }
-    chunks.push_back(ChunkOf(item, chunk.box, FindVariant(assignment.tensor_variants, chunk.item)));
+    chunks.push_back(ChunkOf(item, box, FindVariant(assignment.tensor_variants, chunk.item)));
   }
   // In file order, so that LayOut keeps it and chunk_items stay parallel. Mostly they are.
   std::vector<std::uint32_t> order(chunks.size());
@@ -107,7 +108,7 @@ Result<FilePlan> PlanFile(const LocalPlan& plan, const RankAssignment& assignmen
   file.chunk_boxes.reserve(order.size());
   for (const std::uint32_t i : order) {
     file.chunk_items.push_back(assignment.chunks[i].item);
-    file.chunk_boxes.push_back(assignment.chunks[i].box);
+    file.chunk_boxes.push_back(assignment.chunks[i].BoxIn(plan));
   }
   for (const std::uint32_t i : assignment.objects) {
     if (i >= plan.objects.size()) {

@@ -23,9 +23,9 @@ ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan
   NameSet tensors(plans.empty() ? 0 : plans[0].tensors.size());
   std::uint64_t variants = 0;
   const auto count_name = [&](const PlannedTensor& item) {
-    if (tensors.Insert(item.fqn)) {
-      counts.name_bytes += item.fqn.size();
-      counts.dims += item.shape.size();
+    if (tensors.Insert(item.fqn())) {
+      counts.name_bytes += item.fqn().size();
+      counts.dims += item.shape().size();
     }
   };
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
@@ -33,14 +33,15 @@ ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan
     std::uint64_t bytes = assignment.structure.size();
     for (const ChunkAssignment& chunk : assignment.chunks) {
       const PlannedTensor& item = plans[rank].tensors[chunk.item];
-      bytes += Volume(chunk.box.sizes) * ItemSize(item.dtype);
-      counts.dims += 2 * chunk.box.sizes.size();
+      const Dims& sizes = chunk.BoxIn(plans[rank]).sizes;
+      bytes += Volume(sizes) * ItemSize(item.dtype());
+      counts.dims += 2 * sizes.size();
       count_name(item);
     }
     for (const VariantAssignment& variant : assignment.tensor_variants) {
       const PlannedTensor& item = plans[rank].tensors[variant.item];
       counts.name_bytes += NameInFile(item, variant).size();
-      counts.dims += item.shape.size();
+      counts.dims += item.shape().size();
       ++variants;
     }
     for (const VariantAssignment& variant : assignment.object_variants) {
@@ -56,7 +57,7 @@ ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan
       const PlannedTensor& item = plans[rank].tensors[alias];
       const std::uint64_t chunks = chunks_of[*item.tied_to];
       counts.chunks += chunks;
-      counts.dims += 2 * chunks * item.shape.size();
+      counts.dims += 2 * chunks * item.shape().size();
       count_name(item);
     }
     for (const std::uint32_t object : assignment.objects) {
@@ -108,14 +109,14 @@ std::uint64_t HeaderBytesAtMost(const LocalPlan& plan, const RankAssignment& ass
   std::uint64_t bytes = 4096;
   for (const ChunkAssignment& chunk : assignment.chunks) {
     const PlannedTensor& item = plan.tensors[chunk.item];
-    bytes += kChunkBytes + NameBytesAtMost(item.fqn, kTimesNamed) +
-             kNumbersADimension * kNumberBytes * (item.shape.size() + 1);
-    data_bytes += Volume(chunk.box.sizes) * ItemSize(item.dtype);
+    bytes += kChunkBytes + NameBytesAtMost(item.fqn(), kTimesNamed) +
+             kNumbersADimension * kNumberBytes * (item.shape().size() + 1);
+    data_bytes += Volume(chunk.BoxIn(plan).sizes) * ItemSize(item.dtype());
   }
   for (const std::uint32_t alias : assignment.aliases) {
     const PlannedTensor& item = plan.tensors[alias];
     const PlannedTensor& of = plan.tensors[*item.tied_to];
-    bytes += NameBytesAtMost(item.fqn, 1) + NameBytesAtMost(of.fqn, 1);
+    bytes += NameBytesAtMost(item.fqn(), 1) + NameBytesAtMost(of.fqn(), 1);
     if (const auto* variant = FindVariant(assignment.tensor_variants, *item.tied_to)) {
       bytes += NameBytesAtMost(NameInFile(item, *variant), 1) +
                NameBytesAtMost(NameInFile(of, *variant), 1);
@@ -138,19 +139,20 @@ std::uint64_t HeaderBytesAtMost(const LocalPlan& plan, const RankAssignment& ass
 }  // namespace
 
 std::uint64_t HeaderBytesAtLeast(const LocalPlan& plan, const RankAssignment& assignment) {
-  const bool sharded = std::any_of(assignment.chunks.begin(), assignment.chunks.end(),
-                                   [&](const ChunkAssignment& chunk) {
-                                     return chunk.box.sizes != plan.tensors[chunk.item].shape;
-                                   });
+  const bool sharded = std::any_of(
+      assignment.chunks.begin(), assignment.chunks.end(), [&](const ChunkAssignment& chunk) {
+        return chunk.BoxIn(plan).sizes != plan.tensors[chunk.item].shape();
+      });
   std::uint64_t bytes = 0;
   for (const ChunkAssignment& chunk : assignment.chunks) {
     const PlannedTensor& item = plan.tensors[chunk.item];
-    bytes += kEntryBytes + item.fqn.size();
-    bytes += sharded ? kPlaceBytes + item.fqn.size() : 0;
-    bytes += chunk.box.sizes != item.shape ? kGeometryBytes + 2 * item.fqn.size() : 0;
+    bytes += kEntryBytes + item.fqn().size();
+    bytes += sharded ? kPlaceBytes + item.fqn().size() : 0;
+    bytes += chunk.BoxIn(plan).sizes != item.shape() ? kGeometryBytes + 2 * item.fqn().size() : 0;
   }
   for (const std::uint32_t alias : assignment.aliases) {
-    bytes += plan.tensors[alias].fqn.size() + plan.tensors[*plan.tensors[alias].tied_to].fqn.size();
+    bytes +=
+        plan.tensors[alias].fqn().size() + plan.tensors[*plan.tensors[alias].tied_to].fqn().size();
   }
   for (const std::uint32_t object : assignment.objects) {
     bytes += kValueBytes + plan.objects[object].fqn.size();
@@ -178,8 +180,8 @@ Status CheckOwnHeaderSize(const LocalPlan& plan, int writers) {
   // The lower bound is at most this, which needs no assignment.
   std::uint64_t most = 0;
   for (const PlannedTensor& item : plan.tensors) {
-    most += kEntryBytes + kPlaceBytes + kGeometryBytes + kTimesNamed * item.fqn.size();
-    most += item.tied_to ? plan.tensors[*item.tied_to].fqn.size() : 0;
+    most += kEntryBytes + kPlaceBytes + kGeometryBytes + kTimesNamed * item.fqn().size();
+    most += item.tied_to ? plan.tensors[*item.tied_to].fqn().size() : 0;
   }
   for (const ObjectItem& item : plan.objects) {
     most += kValueBytes + item.fqn.size();

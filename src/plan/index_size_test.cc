@@ -63,7 +63,7 @@ TEST(IndexSize, RefusesWhatARankBringsByItsCountsBeforeAnythingIsSettled) {
   plan.objects = {{"step", 3, {}}};
   EXPECT_TRUE(IsOk(CheckOwnHeaderSize(plan, 1)));
   for (PlannedTensor& tensor : plan.tensors) {
-    tensor.fqn += std::string(1'000, 'n');
+    tensor.of = MakeSpec(tensor.fqn() + std::string(1'000, 'n'), tensor.dtype(), tensor.shape());
   }
   EXPECT_TRUE(FailsWith(CheckOwnHeaderSize(plan, 1), StatusCode::kInvalidArgument,
                         {"10000 pieces of tensors and 1 plain values", "100 MB"}));
@@ -74,7 +74,7 @@ TEST(IndexSize, ItsLowerBoundIsBelowTheRealSize) {
   LocalPlan plan;
   plan.tensors = {Whole("w", {}), Slice("sharded", {8, 2}, 1, 2), Whole("embedding", {10, 4})};
   plan.tensors.push_back(plan.tensors[2]);
-  plan.tensors[3].fqn = "head";
+  plan.tensors[3].of = Whole("head", {10, 4}).of;
   plan.tensors[3].tied_to = 2;
   plan.objects = {{"s", 1, {}}};
   const FileIdentity identity;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <set>
 #include <span>
 #include <string>
@@ -33,8 +34,8 @@ Status CheckName(std::string_view kind, const std::string& fqn) {
 Status CheckParts(const LocalPlan& plan) {
   std::set<std::pair<std::string_view, Dims>> shards;
   for (const PlannedTensor& item : plan.tensors) {
-    if (!IsEmpty(item.box) && !shards.insert({item.fqn, item.box.offsets}).second) {
-      return InvalidArgument("tensor \"" + item.fqn + "\" appears twice at offsets " +
+    if (!IsEmpty(item.box) && !shards.insert({item.fqn(), item.box.offsets}).second) {
+      return InvalidArgument("tensor \"" + item.fqn() + "\" appears twice at offsets " +
                              ToString(item.box.offsets));
     }
   }
@@ -42,11 +43,6 @@ Status CheckParts(const LocalPlan& plan) {
 }
 
 }  // namespace
-
-Bytes EncodeLocalPlan(const LocalPlan& plan) { return EncodeFields(plan); }
-Result<LocalPlan> DecodeLocalPlan(std::string_view bytes) {
-  return DecodeFields<LocalPlan>(bytes).Annotate("decode local plan");
-}
 
 Bytes EncodeAssignment(const RankAssignment& assignment) { return EncodeFields(assignment); }
 Result<RankAssignment> DecodeAssignment(std::string_view bytes) {
@@ -66,16 +62,23 @@ Status CheckLocalPlan(const LocalPlan& plan) {
   NameSet names(plan.tensors.size());
   bool in_parts = false;
   for (const PlannedTensor& item : plan.tensors) {
-    VARVE_RETURN_IF_ERROR(CheckName("tensor", item.fqn));
-    if (Status status = CheckBox(item.shape, item.box, ItemSize(item.dtype)); !status.ok()) {
-      return status.Annotate("tensor \"" + item.fqn + "\"");
+    VARVE_RETURN_IF_ERROR(CheckName("tensor", item.fqn()));
+    if (Status status = CheckBox(item.shape(), item.box, ItemSize(item.dtype())); !status.ok()) {
+      return status.Annotate("tensor \"" + item.fqn() + "\"");
     }
-    if (objects.contains(item.fqn)) {
-      return InvalidArgument("\"" + item.fqn + "\" names both a tensor and an object");
+    if (objects.contains(item.fqn())) {
+      return InvalidArgument("\"" + item.fqn() + "\" names both a tensor and an object");
     }
-    in_parts = !names.Insert(item.fqn) || in_parts;
+    in_parts = !names.Insert(item.fqn()) || in_parts;
   }
   return in_parts ? CheckParts(plan) : Status::Ok();
+}
+
+ChunkAssignment Assigned(const LocalPlan& plan, std::uint32_t item, const Box& box) {
+  if (box == plan.tensors[item].box) {
+    return {item};
+  }
+  return {item, std::make_shared<const Box>(box)};
 }
 
 RankAssignment AssignEverything(const LocalPlan& plan) {
@@ -83,11 +86,11 @@ RankAssignment AssignEverything(const LocalPlan& plan) {
   const Aliases aliases = SettleTies(std::span(&plan, 1));
   for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
     const PlannedTensor& item = plan.tensors[i];
-    if (aliases.contains(item.fqn)) {
+    if (aliases.contains(item.fqn())) {
       continue;
     }
-    if (!IsEmpty(item.box) || Volume(item.shape) == 0) {
-      assignment.chunks.push_back({static_cast<std::uint32_t>(i), item.box});
+    if (!IsEmpty(item.box) || Volume(item.shape()) == 0) {
+      assignment.chunks.push_back({static_cast<std::uint32_t>(i)});
     }
   }
   for (std::size_t i = 0; i < plan.objects.size(); ++i) {

@@ -2,6 +2,7 @@
 
 #include "plan/file_plan.h"
 #include "plan/save_plan.h"
+#include "plan/spec_table.h"
 #include "support/plans.h"
 #include "support/random.h"
 #include "support/status_matchers.h"
@@ -26,8 +27,12 @@ LocalPlan SamplePlan() {
   return plan;
 }
 
+ChunkAssignment PartOf(std::uint32_t item, Box box) {
+  return {item, std::make_shared<const Box>(std::move(box))};
+}
+
 RankAssignment SampleAssignment() {
-  return {{{0, {{0, 0}, {300, 65'536}}}, {2, {}}},
+  return {{PartOf(0, {{0, 0}, {300, 65'536}}), {2}},
           {0, 1, 500},
           "structure bytes",
           {},
@@ -37,10 +42,48 @@ RankAssignment SampleAssignment() {
 
 WriteReceipt SampleReceipt() { return {4096, 0xDEADBEEF, {1, 2, 0xFFFFFFFF}, {{{1}}, {{2}}}}; }
 
-TEST(PlanCodec, RoundTrips) {
-  const auto plan = DecodeLocalPlan(EncodeLocalPlan(SamplePlan()));
+/// A plan and its encoding in two parts.
+struct Sent {
+  LocalPlan plan = SamplePlan();
+  SpecTable specs{plan};
+  Bytes shares = EncodeShares(plan, specs);
+};
+
+TEST(PlanCodec, APlanIsItsTensorsAndItsShares) {
+  const Sent sent;
+  const auto specs = SpecTable::Decode(sent.specs.Encode());
+  ASSERT_TRUE(IsOk(specs));
+  auto plan = DecodeShares(sent.shares, *specs);
   ASSERT_TRUE(IsOk(plan));
-  EXPECT_EQ(*plan, SamplePlan());
+  EXPECT_TRUE(plan->structure.empty()) << "it is sent apart";
+  plan->structure = sent.plan.structure;
+  EXPECT_EQ(*plan, sent.plan);
+}
+
+TEST(PlanCodec, PlansOfOneTableShareTheirSpecs) {
+  const Sent sent;
+  const auto one = DecodeShares(sent.shares, sent.specs);
+  const auto other = DecodeShares(sent.shares, sent.specs);
+  ASSERT_TRUE(IsOk(one) && IsOk(other));
+  EXPECT_EQ(one->tensors[1].of, other->tensors[1].of);
+}
+
+TEST(PlanCodec, RefusesSharesOfATensorThatTheTableLacks) {
+  LocalPlan plan;
+  plan.tensors = {Whole("w", {4})};
+  EXPECT_TRUE(FailsWith(DecodeShares(Sent().shares, SpecTable(plan)), StatusCode::kDataLoss,
+                        {"a tensor that is not listed"}));
+}
+
+TEST(PlanCodec, RefusesTiesToWhatThePlanLacks) {
+  LocalPlan plan = SamplePlan();
+  plan.tensors[0].tied_to = 3;
+  const SpecTable specs(plan);
+  EXPECT_TRUE(
+      FailsWith(DecodeShares(EncodeShares(plan, specs), specs), StatusCode::kDataLoss, {"tied"}));
+}
+
+TEST(PlanCodec, RoundTrips) {
   const auto assignment = DecodeAssignment(EncodeAssignment(SampleAssignment()));
   ASSERT_TRUE(IsOk(assignment));
   EXPECT_EQ(*assignment, SampleAssignment());
@@ -53,7 +96,7 @@ TEST(PlanCodec, RoundTrips) {
 }
 
 TEST(PlanCodec, RoundTripsWithNothingInIt) {
-  EXPECT_EQ(*DecodeLocalPlan(EncodeLocalPlan({})), LocalPlan{});
+  EXPECT_EQ(*DecodeShares(EncodeShares({}, SpecTable()), SpecTable()), LocalPlan{});
   EXPECT_EQ(*DecodeAssignment(EncodeAssignment({})), RankAssignment{});
 }
 
@@ -67,19 +110,23 @@ void ExpectEveryTruncationRejected(const Bytes& bytes, Decode decode) {
 }
 
 TEST(PlanCodec, RejectsEveryTruncation) {
-  ExpectEveryTruncationRejected(EncodeLocalPlan(SamplePlan()), DecodeLocalPlan);
+  const Sent sent;
+  ExpectEveryTruncationRejected(sent.specs.Encode(), SpecTable::Decode);
+  ExpectEveryTruncationRejected(
+      sent.shares, [&](std::string_view bytes) { return DecodeShares(bytes, sent.specs); });
   ExpectEveryTruncationRejected(EncodeAssignment(SampleAssignment()), DecodeAssignment);
   ExpectEveryTruncationRejected(EncodeReceipt(SampleReceipt()), DecodeReceipt);
 }
 
 TEST(PlanCodec, SurvivesAnyChangedByte) {
-  for (const Bytes& good : {EncodeLocalPlan(SamplePlan()), EncodeAssignment(SampleAssignment()),
-                            EncodeReceipt(SampleReceipt())}) {
+  for (const Bytes& good : {SampleShares(), SpecTable(SamplePlan()).Encode(),
+                            EncodeAssignment(SampleAssignment()), EncodeReceipt(SampleReceipt())}) {
     for (std::size_t at = 0; at < good.size(); ++at) {
       for (int byte = 0; byte < 256; byte += 3) {
         Bytes bytes = good;
         bytes[at] = static_cast<char>(byte);
-        (void)DecodeLocalPlan(bytes);
+        (void)DecodeShares(bytes, sent.specs);
+        (void)SpecTable::Decode(bytes);
         (void)DecodeAssignment(bytes);
         (void)DecodeReceipt(bytes);
       }
@@ -124,7 +171,7 @@ TEST(AssignEverything, TakesAllButEmptyShards) {
       "s"};
   const RankAssignment got = AssignEverything(plan);
   ASSERT_EQ(got.chunks.size(), 2U);
-  EXPECT_EQ(got.chunks[0], (ChunkAssignment{0, {{3, 0}, {3, 2}}}));
+  EXPECT_EQ(got.chunks[0], (ChunkAssignment{0}));
   EXPECT_EQ(got.chunks[1].item, 2U);
   EXPECT_EQ(got.objects, (std::vector<std::uint32_t>{0, 1}));
   EXPECT_EQ(got.structure, "s");
@@ -137,12 +184,12 @@ TEST(PlanFile, KeepsChunksAndTheirSourcesTogether) {
                        {{"lr", 5, {}}, {"rng", 7, {}}},
                        {}};
   const RankAssignment assignment{
-      {{0, {{0}, {10}}}, {1, {{3}, {3}}}, {2, {{0}, {6}}}, {1, {{0}, {2}}}}, {1}, "tree"};
+      {{0}, PartOf(1, {{3}, {3}}), {2}, PartOf(1, {{0}, {2}})}, {1}, "tree"};
   const auto file = PlanFile(plan, assignment, {.rank = 2, .world_size = 3});
   ASSERT_TRUE(IsOk(file));
   ASSERT_EQ(file->header.chunks.size(), 4U);
   for (std::size_t i = 0; i < 4; ++i) {
-    EXPECT_EQ(file->header.chunks[i].fqn, plan.tensors[file->chunk_items[i]].fqn);
+    EXPECT_EQ(file->header.chunks[i].fqn(), plan.tensors[file->chunk_items[i]].fqn());
   }
   EXPECT_EQ(file->chunk_items, (std::vector<std::uint32_t>{2, 1, 1, 0}));
   EXPECT_EQ(file->header.chunks[1].box, (Box{{0}, {2}}));
@@ -154,9 +201,9 @@ TEST(PlanFile, KeepsChunksAndTheirSourcesTogether) {
 
 TEST(PlanFile, RefusesAnAssignmentThatDoesNotFit) {
   const LocalPlan plan{{Slice("w", {9, 2}, 1, 3)}, {}, {}};
-  EXPECT_FALSE(PlanFile(plan, {{{1, {{3, 0}, {3, 2}}}}, {}, {}}, {}).ok());
-  EXPECT_FALSE(PlanFile(plan, {{{0, {{3, 0}, {4, 2}}}}, {}, {}}, {}).ok());
-  EXPECT_FALSE(PlanFile(plan, {{{0, {{3}, {3}}}}, {}, {}}, {}).ok());
+  EXPECT_FALSE(PlanFile(plan, {{PartOf(1, {{3, 0}, {3, 2}})}, {}, {}}, {}).ok());
+  EXPECT_FALSE(PlanFile(plan, {{PartOf(0, {{3, 0}, {4, 2}})}, {}, {}}, {}).ok());
+  EXPECT_FALSE(PlanFile(plan, {{PartOf(0, {{3}, {3}})}, {}, {}}, {}).ok());
   EXPECT_FALSE(PlanFile(plan, {{}, {0}, {}}, {}).ok());
 }
 

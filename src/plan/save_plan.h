@@ -4,12 +4,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
+#include "tensor/tensor_spec.h"
 #include "varve/hash.h"
 #include "varve/metadata.h"
 #include "varve/status.h"
@@ -20,9 +23,12 @@ namespace varve {
 /// A shard of a tensor that a rank holds. Ranks that hold the same box of the same tensor are its
 /// replicas.
 struct PlannedTensor {
-  std::string fqn;
-  DType dtype = DType::kUInt8;
-  Dims shape;
+  PlannedTensor() = default;
+  PlannedTensor(SharedSpec spec, Box where) : of(std::move(spec)), box(std::move(where)) {}
+  PlannedTensor(std::string fqn, DType dtype, Dims shape, Box where)
+      : PlannedTensor(MakeSpec(std::move(fqn), dtype, std::move(shape)), std::move(where)) {}
+
+  SharedSpec of;
   Box box;
   /// Hash of (samples of) the shard's bytes, by which replicas are compared. 0: unknown.
   std::uint64_t fingerprint = 0;
@@ -31,7 +37,14 @@ struct PlannedTensor {
   /// The object of the same plan in whose archive this tensor is a storage
   /// (SourceObject::storages). One rank writes both, and the tensor whole.
   std::optional<std::uint32_t> part_of{};
-  friend bool operator==(const PlannedTensor&, const PlannedTensor&) = default;
+
+  [[nodiscard]] const std::string& fqn() const { return of->fqn; }
+  [[nodiscard]] DType dtype() const { return of->dtype; }
+  [[nodiscard]] const Dims& shape() const { return of->shape; }
+  friend bool operator==(const PlannedTensor& a, const PlannedTensor& b) {
+    return AreEqual(a.of, b.of) && a.box == b.box && a.fingerprint == b.fingerprint &&
+           a.tied_to == b.tied_to && a.part_of == b.part_of;
+  }
 };
 
 /// A plain value that a rank holds.
@@ -50,12 +63,23 @@ struct LocalPlan {
   friend bool operator==(const LocalPlan&, const LocalPlan&) = default;
 };
 
-/// A piece of one of the rank's own shards: `item` indexes LocalPlan::tensors.
+/// One of the rank's own shards, or a part of it: `item` indexes LocalPlan::tensors.
 struct ChunkAssignment {
   std::uint32_t item = 0;
-  Box box;
-  friend bool operator==(const ChunkAssignment&, const ChunkAssignment&) = default;
+  /// The part's box in the whole tensor; null where it is all of the shard, as it mostly is.
+  std::shared_ptr<const Box> part{};
+
+  /// `plan` is the rank's.
+  [[nodiscard]] const Box& BoxIn(const LocalPlan& plan) const {
+    return part ? *part : plan.tensors[item].box;
+  }
+  friend bool operator==(const ChunkAssignment& a, const ChunkAssignment& b) {
+    return a.item == b.item && (a.part == b.part || (a.part && b.part && *a.part == *b.part));
+  }
 };
+
+/// Returns the assignment of a box of the item of a rank's plan.
+ChunkAssignment Assigned(const LocalPlan& plan, std::uint32_t item, const Box& box);
 
 /// A tensor or value of the rank's own plan that is stored as a variant: beside the lowest rank's
 /// value, not as the value of its name. `item` indexes LocalPlan::tensors or LocalPlan::objects.
@@ -89,8 +113,6 @@ struct SettledPlan {
 };
 
 /// Compact binary forms, for exchange between ranks of one job (never stored).
-Bytes EncodeLocalPlan(const LocalPlan& plan);
-Result<LocalPlan> DecodeLocalPlan(std::string_view bytes);
 Bytes EncodeAssignment(const RankAssignment& assignment);
 Result<RankAssignment> DecodeAssignment(std::string_view bytes);
 

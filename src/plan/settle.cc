@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <set>
 #include <span>
 #include <string>
@@ -34,6 +35,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/sort_by_name.h"
 #include "format/structure.h"
 #include "format/variants.h"
 #include "plan/save_plan.h"
@@ -135,14 +137,16 @@ Status CheckTensor(const std::vector<Held>& held, std::size_t begin, std::size_t
   const PlannedTensor& first = *held[begin].item;
   for (std::size_t i = begin; i < end; ++i) {
     const PlannedTensor& item = *held[i].item;
-    if (item.dtype != first.dtype || item.shape != first.shape) {
-      return InvalidArgument("tensor \"" + item.fqn + "\": rank " + std::to_string(held[i].rank) +
-                             " has " + std::string(DTypeName(item.dtype)) + ToString(item.shape) +
-                             ", rank " + std::to_string(held[begin].rank) + " has " +
-                             std::string(DTypeName(first.dtype)) + ToString(first.shape));
+    if (item.of != first.of && (item.dtype() != first.dtype() || item.shape() != first.shape())) {
+      return InvalidArgument("tensor \"" + item.fqn() + "\": rank " + std::to_string(held[i].rank) +
+                             " has " + std::string(DTypeName(item.dtype())) +
+                             ToString(item.shape()) + ", rank " + std::to_string(held[begin].rank) +
+                             " has " + std::string(DTypeName(first.dtype())) +
+                             ToString(first.shape()));
     }
   }
-  if (shards.size() == first_shard + 1 && shards[first_shard].item().box == WholeBox(first.shape)) {
+  if (shards.size() == first_shard + 1 &&
+      shards[first_shard].item().box == WholeBox(first.shape())) {
     return Status::Ok();
   }
   std::vector<Box> boxes;
@@ -152,13 +156,13 @@ Status CheckTensor(const std::vector<Held>& held, std::size_t begin, std::size_t
     covered += Volume(shards[s].item().box.sizes);
   }
   if (AnyOverlap(boxes)) {
-    return InvalidArgument("tensor \"" + first.fqn +
+    return InvalidArgument("tensor \"" + first.fqn() +
                            "\": ranks hold shards that overlap without being equal");
   }
-  if (covered != Volume(first.shape)) {
-    return InvalidArgument("tensor \"" + first.fqn + "\" of shape " + ToString(first.shape) +
+  if (covered != Volume(first.shape())) {
+    return InvalidArgument("tensor \"" + first.fqn() + "\" of shape " + ToString(first.shape()) +
                            ": no rank holds " +
-                           ToString(SubtractAll(WholeBox(first.shape), boxes).front()));
+                           ToString(SubtractAll(WholeBox(first.shape()), boxes).front()));
   }
   return Status::Ok();
 }
@@ -168,17 +172,15 @@ std::vector<Held> InOrder(const std::vector<LocalPlan>& plans, const Aliases& al
   std::vector<Held> held;
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     for (std::size_t i = 0; i < plans[rank].tensors.size(); ++i) {
-      if (!aliases.empty() && aliases.contains(plans[rank].tensors[i].fqn)) {
+      if (!aliases.empty() && aliases.contains(plans[rank].tensors[i].fqn())) {
         continue;
       }
       held.push_back({&plans[rank].tensors[i], static_cast<std::uint32_t>(rank),
                       static_cast<std::uint32_t>(i)});
     }
   }
+  SortByName(&held, [](const Held& one) { return &one.item->fqn(); });
   const auto before = [](const Held& a, const Held& b) {
-    if (const int names = a.item->fqn.compare(b.item->fqn); names != 0) {
-      return names < 0;
-    }
     if (a.item->box.offsets != b.item->box.offsets) {
       return a.item->box.offsets < b.item->box.offsets;
     }
@@ -187,7 +189,15 @@ std::vector<Held> InOrder(const std::vector<LocalPlan>& plans, const Aliases& al
     }
     return a.rank < b.rank;
   };
-  std::sort(held.begin(), held.end(), before);
+  for (auto begin = held.begin(); begin != held.end();) {
+    const auto end = std::find_if(begin, held.end(), [&](const Held& one) {
+      return !AreOfOneName(one.item->of, begin->item->of);
+    });
+    if (!std::is_sorted(begin, end, before)) {
+      std::sort(begin, end, before);
+    }
+    begin = end;
+  }
   return held;
 }
 
@@ -197,10 +207,11 @@ Result<std::vector<Shard>> GroupShards(const std::vector<Held>& held) {
   for (std::size_t begin = 0; begin < held.size();) {
     std::size_t end = begin;
     const std::size_t first_shard = shards.size();
-    for (; end < held.size() && held[end].item->fqn == held[begin].item->fqn; ++end) {
+    for (; end < held.size() && AreOfOneName(held[end].item->of, held[begin].item->of); ++end) {
       const Held& one = held[end];
       // Empty shards carry nothing, but an empty tensor is kept: one rank stores its shape.
-      if (IsEmpty(one.item->box) && (Volume(one.item->shape) != 0 || shards.size() > first_shard)) {
+      if (IsEmpty(one.item->box) &&
+          (Volume(one.item->shape()) != 0 || shards.size() > first_shard)) {
         continue;
       }
       const bool is_replica = shards.size() > first_shard &&
@@ -211,7 +222,7 @@ Result<std::vector<Shard>> GroupShards(const std::vector<Held>& held) {
         holders = Holders(holders.data(), holders.size() + 1);
       } else {
         shards.push_back(
-            {Holders(&one, 1), Volume(one.item->box.sizes) * ItemSize(one.item->dtype)});
+            {Holders(&one, 1), Volume(one.item->box.sizes) * ItemSize(one.item->dtype())});
       }
     }
     VARVE_RETURN_IF_ERROR(CheckTensor(held, begin, end, shards, first_shard));
@@ -228,8 +239,12 @@ class Balancer {
   }
 
   void Assign(const Held& holder, Box box) {
-    load_[holder.rank] += Volume(box.sizes) * ItemSize(holder.item->dtype);
-    plan_.ranks[holder.rank].chunks.push_back({holder.index, std::move(box)});
+    load_[holder.rank] += Volume(box.sizes) * ItemSize(holder.item->dtype());
+    ChunkAssignment chunk{holder.index};
+    if (!(box == holder.item->box)) {
+      chunk.part = std::make_shared<const Box>(std::move(box));
+    }
+    plan_.ranks[holder.rank].chunks.push_back(std::move(chunk));
   }
 
   /// Pours shards that all have the same holders.
@@ -253,7 +268,7 @@ class Balancer {
         const std::uint64_t load = load_[ranks[holder].rank];
         const std::uint64_t room = load < level ? level - load : 0;
         // A little over the level beats a crumb: a remainder of a few elements is a chunk too.
-        if (Volume(rest.back().sizes) * ItemSize(shard->item().dtype) <= room + kCrumbBytes) {
+        if (Volume(rest.back().sizes) * ItemSize(shard->item().dtype()) <= room + kCrumbBytes) {
           Assign(shard->holders[holder], TakeLast(&rest));
         } else if (room < kMinCutBytes) {
           ++holder;
@@ -336,7 +351,7 @@ class Balancer {
       ++d;
     }
     const std::uint64_t slice_bytes =
-        Volume(box.sizes) * ItemSize(holder.item->dtype) / box.sizes[d];
+        Volume(box.sizes) * ItemSize(holder.item->dtype()) / box.sizes[d];
     const std::uint64_t slices = room / slice_bytes;
     Box front = box;
     front.sizes[d] = std::max(slices, std::uint64_t{1});
@@ -415,8 +430,8 @@ void SortItems(RankAssignment* assignment) {
 bool IsTensor(const std::string& fqn, const std::vector<Shard>& shards, const Aliases& aliases) {
   const auto shard = std::lower_bound(
       shards.begin(), shards.end(), fqn,
-      [](const Shard& one, const std::string& name) { return one.item().fqn < name; });
-  return (shard != shards.end() && shard->item().fqn == fqn) || aliases.contains(fqn);
+      [](const Shard& one, const std::string& name) { return one.item().fqn() < name; });
+  return (shard != shards.end() && shard->item().fqn() == fqn) || aliases.contains(fqn);
 }
 
 }  // namespace
@@ -433,7 +448,7 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep) 
   for (const Shard& shard : shards) {
     const bool differs = ReplicasDiffer(shard.holders);
     if (differs) {
-      differing.insert(shard.item().fqn);
+      differing.insert(shard.item().fqn());
     }
     if (differs && keep == Differing::kKeep) {
       diverged.push_back(&shard);

@@ -24,10 +24,10 @@ Aliases Candidates(std::span<const LocalPlan> plans) {
       if (!item.tied_to) {
         continue;
       }
-      const std::string_view of = plan.tensors[*item.tied_to].fqn;
-      const auto [at, is_new] = candidates.emplace(item.fqn, of);
+      const std::string_view of = plan.tensors[*item.tied_to].fqn();
+      const auto [at, is_new] = candidates.emplace(item.fqn(), of);
       if (!is_new && at->second != of) {
-        contradicted.insert(item.fqn);
+        contradicted.insert(item.fqn());
       }
     }
   }
@@ -44,11 +44,11 @@ void CheckOnRank(const LocalPlan& plan, Aliases* candidates) {
   ShardCounts held;
   ShardCounts tied;
   for (const PlannedTensor& item : plan.tensors) {
-    if (!IsEmpty(item.box) && mentioned.contains(item.fqn)) {
-      ++held[item.fqn];
+    if (!IsEmpty(item.box) && mentioned.contains(item.fqn())) {
+      ++held[item.fqn()];
     }
     if (item.tied_to) {
-      ++tied[item.fqn];
+      ++tied[item.fqn()];
     }
   }
   const auto count = [](const ShardCounts& counts, std::string_view name) {
@@ -82,7 +82,7 @@ void FollowTies(std::span<const LocalPlan> plans, const Aliases& aliases, Writer
     const LocalPlan& plan = plans[rank];
     for (const PlannedTensor& item : plan.tensors) {
       const auto to = item.tied_to ? plan.tensors[*item.tied_to].part_of : std::nullopt;
-      if (!item.part_of || !to || !aliases.contains(item.fqn)) {
+      if (!item.part_of || !to || !aliases.contains(item.fqn())) {
         continue;
       }
       const auto writer = writers->find(plan.objects[*to].fqn);
@@ -104,7 +104,7 @@ void AssignAliases(const LocalPlan& plan, const Aliases& aliases, RankAssignment
   }
   for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
     const PlannedTensor& item = plan.tensors[i];
-    if (item.tied_to && stored.contains(*item.tied_to) && aliases.contains(item.fqn)) {
+    if (item.tied_to && stored.contains(*item.tied_to) && aliases.contains(item.fqn())) {
       assignment->aliases.push_back(static_cast<std::uint32_t>(i));
     }
   }

@@ -101,7 +101,7 @@ TEST(Ties, OfValuesOfSomeRanksAreAliasesOfThose) {
   const auto file = PlanFile(plans[1], settled->ranks[1], {.rank = 1, .world_size = 2});
   ASSERT_TRUE(IsOk(file));
   ASSERT_EQ(file->header.chunks.size(), 1U);
-  EXPECT_EQ(file->header.chunks[0].fqn, "__varve__.ranks.1.a");
+  EXPECT_EQ(file->header.chunks[0].fqn(), "__varve__.ranks.1.a");
   EXPECT_EQ(file->header.aliases,
             (std::vector<TensorAlias>{{"__varve__.ranks.1.b", "__varve__.ranks.1.a"}}));
 }

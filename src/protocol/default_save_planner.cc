@@ -53,13 +53,13 @@ void TakeLowestRanks(const std::vector<LocalPlan>& plans, SettledPlan* settled) 
     chunks.clear();
     for (std::size_t i = 0; i < plans[rank].tensors.size(); ++i) {
       const varve::PlannedTensor& item = plans[rank].tensors[i];
-      const bool is_empty_tensor = Volume(item.shape) == 0;
+      const bool is_empty_tensor = Volume(item.shape()) == 0;
       if (IsEmpty(item.box) && !is_empty_tensor) {
         continue;
       }
       const Box key = is_empty_tensor ? Box() : item.box;
-      if (taken.emplace(item.fqn, key.offsets, key.sizes).second) {
-        chunks.push_back({static_cast<std::uint32_t>(i), item.box});
+      if (taken.emplace(item.fqn(), key.offsets, key.sizes).second) {
+        chunks.push_back({static_cast<std::uint32_t>(i)});
       }
     }
   }
@@ -195,7 +195,8 @@ Result<GlobalSavePlan> DefaultSavePlanner::CreateGlobalPlan(std::vector<SavePlan
     SavePlan& plan = global.plans.emplace_back();
     plan.storage_data = local.storage_data;
     for (const ChunkAssignment& chunk : settled.ranks[rank].chunks) {
-      plan.items.push_back(PieceOf(local.items[translated[rank].tensors[chunk.item]], chunk.box));
+      plan.items.push_back(
+          PieceOf(local.items[translated[rank].tensors[chunk.item]], chunk.BoxIn(locals[rank])));
     }
     for (const std::uint32_t object : settled.ranks[rank].objects) {
       plan.items.push_back(local.items[translated[rank].objects[object]]);

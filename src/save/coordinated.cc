@@ -1,6 +1,6 @@
 // A coordinated save: two exchanges, whatever the number of ranks.
 //   A. Every rank contributes its options and its local plan, which has a fingerprint of each
-//      shard. The coordinator checks that the options agree (terms.h), settles who writes
+//      shard; one more exchange brings what plans do not have in common (plan_exchange.h). The coordinator checks that the options agree (terms.h), settles who writes
 //      what, finds replicas that differ, and checks that the index can be written. Then it claims
 //      the name and makes the staging directory (commit.cc, steps 0-4); each rank learns its part.
 //   B. Every rank writes and syncs its data file, then contributes its checksums. The coordinator
@@ -22,6 +22,7 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -44,6 +45,7 @@
 #include "save/data_writer.h"
 #include "save/fingerprint.h"
 #include "save/later_job.h"
+#include "save/plan_exchange.h"
 #include "save/report_outcome.h"
 #include "save/terms.h"
 #include "save/written_format.h"
@@ -104,10 +106,10 @@ class CoordinatedSave final : public SaveSession {
       const PhaseTimer timer(&phases_, "plan");
       return MakeContribution(coordinator, ready);
     });
-    const auto settle = [&](std::vector<std::string> plans) { return Settle(std::move(plans)); };
     std::optional<PhaseTimer> timer(std::in_place, &phases_, "exchange");
-    const auto reply =
-        Exchange(coordinator, what_, std::move(mine), NextDeadline(), std::cref(settle));
+    const auto settle = [&](std::vector<LocalPlan> others) { return Settle(std::move(others)); };
+    const auto reply = ExchangePlans(coordinator, what_, std::move(mine), settled_.plans,
+                                     options_.timeout, std::cref(settle));
     timer.reset();
     if (!reply.ok()) {
       LeaveClaim();
@@ -198,7 +200,7 @@ class CoordinatedSave final : public SaveSession {
     settled_.plans.clear();
     settled_.plans.push_back(std::move(plan));
     return EncodeTerms(terms,
-                       coordinator.is_coordinator() ? Bytes() : EncodeLocalPlan(settled_.plan()));
+                       coordinator.is_coordinator() ? Bytes() : EncodePlanHead(settled_.plan()));
   }
 
   /// Decodes the share that exchange A has given this rank, which is not the coordinator.
@@ -214,13 +216,8 @@ class CoordinatedSave final : public SaveSession {
   }
 
   /// Settles the plan, on the coordinator within exchange A.
-  Result<std::vector<std::string>> Settle(std::vector<std::string> encoded) {
-    VARVE_RETURN_IF_ERROR(AgreeOnTerms(&encoded));
-    for (std::size_t rank = 1; rank < encoded.size(); ++rank) {
-      VARVE_ASSIGN_OR_RETURN(LocalPlan plan, DecodeLocalPlan(encoded[rank]));
-      settled_.plans.push_back(std::move(plan));
-    }
-    encoded.clear();
+  Result<std::vector<std::string>> Settle(std::vector<LocalPlan> others) {
+    std::move(others.begin(), others.end(), std::back_inserter(settled_.plans));
     const bool keeps = format().holds_variants && options_.on_difference != OnDifference::kFirst;
     VARVE_ASSIGN_OR_RETURN(
         settled_.settled,

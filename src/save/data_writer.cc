@@ -42,7 +42,7 @@ Result<LocalPlan> MakeLocalPlan(const State& state) {
   LocalPlan plan;
   plan.tensors.reserve(state.tensors.size());
   for (const SourceTensor& tensor : state.tensors) {
-    plan.tensors.push_back({tensor.fqn, tensor.dtype, tensor.shape, tensor.box});
+    plan.tensors.emplace_back(tensor.fqn, tensor.dtype, tensor.shape, tensor.box);
   }
   for (const SourceObject& object : state.objects) {
     plan.objects.push_back({object.fqn, object.encoded.size(), Xxh3(AsByteSpan(object.encoded))});

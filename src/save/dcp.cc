@@ -31,20 +31,21 @@ namespace {
 
 /// Returns the numbers of the chunks in the order in which the file has them, that of native files:
 /// larger elements first, then by name and place.
-std::vector<std::size_t> FileOrder(const State& state, const RankAssignment& assignment) {
+std::vector<std::size_t> FileOrder(const LocalPlan& plan, const RankAssignment& assignment) {
   std::vector<std::size_t> order(assignment.chunks.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
     const ChunkAssignment& left = assignment.chunks[a];
     const ChunkAssignment& right = assignment.chunks[b];
-    const SourceTensor& source_a = state.tensors[left.item];
-    const SourceTensor& source_b = state.tensors[right.item];
-    const std::uint64_t item_a = ItemSize(source_a.dtype);
-    const std::uint64_t item_b = ItemSize(source_b.dtype);
-    if (item_a != item_b) {
-      return item_a > item_b;
+    const PlannedTensor& item_a = plan.tensors[left.item];
+    const PlannedTensor& item_b = plan.tensors[right.item];
+    const std::uint64_t size_a = ItemSize(item_a.dtype());
+    const std::uint64_t size_b = ItemSize(item_b.dtype());
+    if (size_a != size_b) {
+      return size_a > size_b;
     }
-    return std::tie(source_a.fqn, left.box.offsets) < std::tie(source_b.fqn, right.box.offsets);
+    return std::tie(item_a.fqn(), left.BoxIn(plan).offsets) <
+           std::tie(item_b.fqn(), right.BoxIn(plan).offsets);
   });
   return order;
 }
@@ -79,8 +80,8 @@ class ShareItems {
     places_.assign(assignment.chunks.size() + assignment.objects.size(), {kNone, kNone});
     for (std::size_t i = 0; i < assignment.chunks.size(); ++i) {
       const PlannedTensor& tensor = plan.tensors[assignment.chunks[i].item];
-      if (tensor.part_of && assignment.chunks[i].box == tensor.box) {
-        whole_[tensor.fqn] = i;
+      if (tensor.part_of && assignment.chunks[i].BoxIn(plan) == tensor.box) {
+        whole_[tensor.fqn()] = i;
       }
     }
   }
@@ -89,7 +90,7 @@ class ShareItems {
     for (std::size_t i = 0; i < assignment_.objects.size(); ++i) {
       FindStorages(i);
     }
-    for (const std::size_t chunk : FileOrder(state_, assignment_)) {
+    for (const std::size_t chunk : FileOrder(plan_, assignment_)) {
       if (!storages_.contains(chunk)) {
         Place(chunk, Add(state_.tensors[assignment_.chunks[chunk].item].fqn, TensorOf(chunk)));
       }
@@ -113,7 +114,7 @@ class ShareItems {
 
   [[nodiscard]] DcpTensor TensorOf(std::size_t chunk) const {
     const SourceTensor& source = state_.tensors[assignment_.chunks[chunk].item];
-    return {source.dtype, source.box, assignment_.chunks[chunk].box, source.source};
+    return {source.dtype, source.box, assignment_.chunks[chunk].BoxIn(plan_), source.source};
   }
 
   std::size_t Add(const std::string& fqn, std::variant<DcpTensor, std::string> content) {
@@ -188,7 +189,7 @@ class ShareItems {
     std::vector<std::uint64_t> bytes;
     for (const std::size_t chunk : chunks) {
       const PlannedTensor& tensor = plan_.tensors[assignment_.chunks[chunk].item];
-      bytes.push_back(Volume(tensor.shape) * ItemSize(tensor.dtype));
+      bytes.push_back(Volume(tensor.shape()) * ItemSize(tensor.dtype()));
     }
     StorageHeads archive = EncodePickledArchive(object.encoded, bytes);
     const std::size_t first = items_.size();
@@ -289,7 +290,7 @@ std::string_view ShardedClassAround(const Value& structure, std::string_view pat
 bool IsHeldWhole(const std::vector<LocalPlan>& plans, std::string_view fqn) {
   return std::any_of(plans.begin(), plans.end(), [&](const LocalPlan& plan) {
     return std::any_of(plan.tensors.begin(), plan.tensors.end(), [&](const PlannedTensor& tensor) {
-      return tensor.fqn == fqn && tensor.box == WholeBox(tensor.shape);
+      return tensor.fqn() == fqn && tensor.box == WholeBox(tensor.shape());
     });
   });
 }
@@ -343,13 +344,14 @@ Status AddRank(std::uint32_t rank, const LocalPlan& plan, const RankAssignment& 
     if (place.payload == 0) {  // Bare, in the archive of a value.
       chunk.extent.encoding = Encoding::kPlain;
     }
-    index->AddTensor(tensor.fqn, tensor.dtype, tensor.shape).push_back(std::move(chunk));
+    index->AddTensor(tensor.fqn(), tensor.dtype(), tensor.shape()).push_back(std::move(chunk));
   };
   for (std::size_t i = 0; i < chunks; ++i) {
     const ChunkAssignment& chunk = assignment.chunks[i];
-    add(chunk.item, chunk.box, file.items[i]);
+    const Box& box = chunk.BoxIn(plan);
+    add(chunk.item, box, file.items[i]);
     for (const std::uint32_t alias : aliases[chunk.item]) {
-      add(alias, chunk.box, file.items[i]);
+      add(alias, box, file.items[i]);
     }
   }
   for (std::size_t i = 0; i < assignment.objects.size(); ++i) {

@@ -112,10 +112,10 @@ Status FindTies(const State& state, LocalPlan* plan) {
   std::unordered_map<std::string_view, std::uint32_t> items;  // Looked up only.
   for (std::size_t i = 0; i < plan->tensors.size(); ++i) {
     PlannedTensor& tensor = plan->tensors[i];
-    const auto found = objects.find(tensor.fqn);
-    if (found != objects.end() && tensor.box == WholeBox(tensor.shape)) {
+    const auto found = objects.find(tensor.fqn());
+    if (found != objects.end() && tensor.box == WholeBox(tensor.shape())) {
       tensor.part_of = found->second;
-      items.emplace(tensor.fqn, static_cast<std::uint32_t>(i));
+      items.emplace(tensor.fqn(), static_cast<std::uint32_t>(i));
     }
   }
   std::vector<Storages> storages(state.objects.size());

@@ -180,7 +180,7 @@ GoldenFile MakeFile(std::uint32_t rank, const Golden& golden) {
   header.structure = ByteRange{0, Structure(rank).size()};
   for (const TensorAlias& alias : kAliases) {
     const bool is_here = std::any_of(header.chunks.begin(), header.chunks.end(),
-                                     [&](const auto& chunk) { return chunk.fqn == alias.of; });
+                                     [&](const auto& chunk) { return chunk.fqn() == alias.of; });
     if (golden.aliases && is_here) {
       header.aliases.push_back(alias);
     }
@@ -188,7 +188,7 @@ GoldenFile MakeFile(std::uint32_t rank, const Golden& golden) {
   EXPECT_TRUE(IsOk(LayOut(&header)));
 
   for (StoredChunk& chunk : header.chunks) {
-    const std::string bytes = Content(chunk.fqn, chunk.dtype, chunk.shape, chunk.box);
+    const std::string bytes = Content(chunk.fqn(), chunk.dtype(), chunk.shape(), chunk.box);
     chunk.content = Xxh3(AsByteSpan(bytes));
     file.data += bytes;
   }

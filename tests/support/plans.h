@@ -50,7 +50,7 @@ inline std::vector<std::pair<std::string, Dims>> Llama8B() {
 }
 
 inline std::uint64_t BytesOf(const PlannedTensor& item, const Box& box) {
-  return Volume(box.sizes) * ItemSize(item.dtype);
+  return Volume(box.sizes) * ItemSize(item.dtype());
 }
 
 inline std::vector<std::uint64_t> BytesByRank(const std::vector<LocalPlan>& plans,
@@ -58,7 +58,7 @@ inline std::vector<std::uint64_t> BytesByRank(const std::vector<LocalPlan>& plan
   std::vector<std::uint64_t> bytes(plans.size());
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     for (const ChunkAssignment& chunk : settled.ranks[rank].chunks) {
-      bytes[rank] += BytesOf(plans[rank].tensors[chunk.item], chunk.box);
+      bytes[rank] += BytesOf(plans[rank].tensors[chunk.item], chunk.BoxIn(plans[rank]));
     }
   }
   return bytes;
@@ -83,13 +83,14 @@ inline void ExpectEveryElementOnce(const std::vector<LocalPlan>& plans,
   std::map<std::string, std::pair<Dims, std::vector<Box>>> stored;
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     for (const PlannedTensor& item : plans[rank].tensors) {
-      stored[item.fqn].first = item.shape;
+      stored[item.fqn()].first = item.shape();
     }
     for (const ChunkAssignment& chunk : settled.ranks[rank].chunks) {
       ASSERT_LT(chunk.item, plans[rank].tensors.size());
       const PlannedTensor& item = plans[rank].tensors[chunk.item];
-      EXPECT_TRUE(Contains(item.box, chunk.box)) << item.fqn;
-      stored[item.fqn].second.push_back(chunk.box);
+      const Box& box = chunk.BoxIn(plans[rank]);
+      EXPECT_TRUE(Contains(item.box, box)) << item.fqn();
+      stored[item.fqn()].second.push_back(box);
     }
   }
   for (const auto& [fqn, tensor] : stored) {

@@ -56,9 +56,9 @@ Status CheckHf(const SettledSave& settled) {
     }
     for (const PlannedTensor& tensor : plan.tensors) {
       any = true;
-      if (!CanBeSafetensors(tensor.dtype, tensor.shape)) {
-        return InvalidArgument("tensor \"" + tensor.fqn + "\" is " +
-                               std::string(DTypeName(tensor.dtype)) +
+      if (!CanBeSafetensors(tensor.dtype(), tensor.shape())) {
+        return InvalidArgument("tensor \"" + tensor.fqn() + "\" is " +
+                               std::string(DTypeName(tensor.dtype())) +
                                ", which safetensors cannot hold");
       }
     }
@@ -85,16 +85,18 @@ std::vector<std::string> NamesOfHf(const SettledSave& settled) {
   return names;
 }
 
-Result<std::vector<FileSegment>> SegmentsOf(const State& state, const RankAssignment& assignment,
+Result<std::vector<FileSegment>> SegmentsOf(const State& state, const LocalPlan& plan,
+                                            const RankAssignment& assignment,
                                             const HfShare& share) {
   std::vector<FileSegment> chunks(assignment.chunks.size());
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     const ChunkAssignment& chunk = assignment.chunks[i];
     const SourceTensor& source = state.tensors[chunk.item];
     chunks[i].owner = chunk.item;
-    Status status = IsProduced(source.source)
-                        ? InvalidArgument("it is made while it is saved, not in memory")
-                        : ReadFrom(source.source, source.dtype, source.box, chunk.box, &chunks[i]);
+    Status status =
+        IsProduced(source.source)
+            ? InvalidArgument("it is made while it is saved, not in memory")
+            : ReadFrom(source.source, source.dtype, source.box, chunk.BoxIn(plan), &chunks[i]);
     VARVE_RETURN_IF_ERROR(std::move(status).Annotate("tensor \"" + source.fqn + "\""));
   }
   std::vector<FileSegment> segments;
@@ -147,7 +149,8 @@ Result<RankFile> LayOutHf(const State* state, const SettledSave& settled) {
   work.block_bytes = block_bytes;
   work.sums = false;  // Its blocks are not the files': the scatter file sums theirs.
   if (state != nullptr) {
-    VARVE_ASSIGN_OR_RETURN(work.segments, SegmentsOf(*state, settled.assignment(), *share));
+    VARVE_ASSIGN_OR_RETURN(work.segments,
+                           SegmentsOf(*state, settled.plan(), settled.assignment(), *share));
     work.name_of = [state](std::uint32_t owner) { return state->tensors[owner].fqn; };
   }
   work.keep = placement;  // Has the headers.

@@ -51,26 +51,26 @@ std::vector<SafetensorsEntry> StoredTensors(const std::vector<LocalPlan>& plans,
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     for (const ChunkAssignment& chunk : settled.ranks[rank].chunks) {
       const PlannedTensor& tensor = plans[rank].tensors[chunk.item];
-      tensors[tensor.fqn] = &tensor;
+      tensors[tensor.fqn()] = &tensor;
     }
     for (const PlannedTensor& tensor : plans[rank].tensors) {
-      if (Volume(tensor.shape) == 0) {
-        tensors[tensor.fqn] = &tensor;
+      if (Volume(tensor.shape()) == 0) {
+        tensors[tensor.fqn()] = &tensor;
       }
     }
   }
   std::vector<SafetensorsEntry> entries;
   entries.reserve(tensors.size());
   for (const auto& [fqn, tensor] : tensors) {
-    entries.push_back({tensor->fqn, tensor->dtype, tensor->shape});
+    entries.push_back({tensor->fqn(), tensor->dtype(), tensor->shape()});
   }
   return entries;
 }
 
 /// Returns the first dimension of those that lie together in the tensor.
 std::size_t FirstDimOfRun(const PlannedTensor& tensor, const Box& box) {
-  std::size_t inner = tensor.shape.size();
-  while (inner > 0 && box.sizes[inner - 1] == tensor.shape[inner - 1]) {
+  std::size_t inner = tensor.shape().size();
+  while (inner > 0 && box.sizes[inner - 1] == tensor.shape()[inner - 1]) {
     --inner;
   }
   return inner > 0 ? inner - 1 : 0;
@@ -80,13 +80,13 @@ std::size_t FirstDimOfRun(const PlannedTensor& tensor, const Box& box) {
 /// the tensor.
 void AddHeld(std::uint32_t number, const PlannedTensor& tensor, const Box& box,
              const HfTensorPlace& place, std::vector<HfHeldBytes>* held) {
-  const std::size_t dims = tensor.shape.size();
-  std::vector<std::uint64_t> steps(dims, ItemSize(tensor.dtype));  // Bytes in the tensor.
+  const std::size_t dims = tensor.shape().size();
+  std::vector<std::uint64_t> steps(dims, ItemSize(tensor.dtype()));  // Bytes in the tensor.
   for (std::size_t d = dims; d-- > 1;) {
-    steps[d - 1] = steps[d] * tensor.shape[d];
+    steps[d - 1] = steps[d] * tensor.shape()[d];
   }
   const std::size_t inner = FirstDimOfRun(tensor, box);
-  std::uint64_t run = ItemSize(tensor.dtype);
+  std::uint64_t run = ItemSize(tensor.dtype());
   for (std::size_t d = inner; d < dims; ++d) {
     run *= box.sizes[d];
   }
@@ -221,7 +221,7 @@ HfFolder LayOutHfFolder(const std::vector<LocalPlan>& plans, const SettledPlan& 
       placement.files.push_back({file.name, file.size});
     }
     for (const ChunkAssignment& chunk : settled.ranks[rank].chunks) {
-      placement.chunks.push_back(places.at(plans[rank].tensors[chunk.item].fqn));
+      placement.chunks.push_back(places.at(plans[rank].tensors[chunk.item].fqn()));
     }
   }
   return folder;
@@ -240,8 +240,9 @@ Result<std::vector<HfHeldBytes>> HeldBytesOf(const LocalPlan& plan,
     if (chunk.item >= plan.tensors.size() || placement.chunks[i].file >= placement.files.size()) {
       return bad();
     }
-    if (!IsEmpty(chunk.box)) {
-      AddHeld(i, plan.tensors[chunk.item], chunk.box, placement.chunks[i], &held);
+    const Box& box = chunk.BoxIn(plan);
+    if (!IsEmpty(box)) {
+      AddHeld(i, plan.tensors[chunk.item], box, placement.chunks[i], &held);
     }
   }
   std::sort(held.begin(), held.end(), [](const HfHeldBytes& a, const HfHeldBytes& b) {

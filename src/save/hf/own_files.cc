@@ -16,7 +16,7 @@ namespace {
 
 /// A chunk of the settled plan, and all that hold it: each rank with its item, ascending.
 struct Holders {
-  ChunkAssignment chunk;
+  Box box;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> items;
 
   /// Returns the item of a rank, or null.
@@ -34,9 +34,9 @@ bool MayHoldWhole(const std::vector<LocalPlan>& plans) {
   for (const LocalPlan& plan : plans) {
     std::map<std::string_view, std::uint64_t> held;
     for (const PlannedTensor& tensor : plan.tensors) {
-      auto& [largest, whole] = most[tensor.fqn];
-      whole = Volume(tensor.shape);
-      largest = std::max(largest, held[tensor.fqn] += Volume(tensor.box.sizes));
+      auto& [largest, whole] = most[tensor.fqn()];
+      whole = Volume(tensor.shape());
+      largest = std::max(largest, held[tensor.fqn()] += Volume(tensor.box.sizes));
     }
   }
   return std::all_of(most.begin(), most.end(),
@@ -53,9 +53,9 @@ class ChunkHolders {
     };
     for (std::uint32_t rank = 0; rank < settled.plans.size(); ++rank) {
       for (const ChunkAssignment& chunk : settled.settled.ranks[rank].chunks) {
-        const std::string& fqn = settled.plans[rank].tensors[chunk.item].fqn;
+        const std::string& fqn = settled.plans[rank].tensors[chunk.item].fqn();
         Holders& holders = chunks_[fqn].emplace_back();
-        holders.chunk = chunk;
+        holders.box = chunk.BoxIn(settled.plans[rank]);
         if (differs(fqn)) {
           holders.items.emplace_back(rank, chunk.item);
         }
@@ -64,12 +64,12 @@ class ChunkHolders {
     for (std::uint32_t rank = 0; rank < settled.plans.size(); ++rank) {
       const auto& tensors = settled.plans[rank].tensors;
       for (std::uint32_t item = 0; item < tensors.size(); ++item) {
-        const auto found = chunks_.find(tensors[item].fqn);
-        if (found == chunks_.end() || differs(tensors[item].fqn)) {
+        const auto found = chunks_.find(tensors[item].fqn());
+        if (found == chunks_.end() || differs(tensors[item].fqn())) {
           continue;
         }
         for (Holders& chunk : found->second) {
-          if (Contains(tensors[item].box, chunk.chunk.box) &&
+          if (Contains(tensors[item].box, chunk.box) &&
               (chunk.items.empty() || chunk.items.back().first != rank)) {
             chunk.items.emplace_back(rank, item);
           }
@@ -125,7 +125,7 @@ std::optional<std::vector<std::uint32_t>> GiveFilesToHolders(const HfFolder& fol
     bytes[owner] += file.size;
     for (const SafetensorsEntry& entry : file.entries) {
       for (const Holders& chunk : holders.Of(entry.fqn)) {
-        chunks[owner].push_back({*chunk.ItemOf(owner), chunk.chunk.box});
+        chunks[owner].push_back(Assigned(settled->plans[owner], *chunk.ItemOf(owner), chunk.box));
       }
     }
   }

@@ -39,11 +39,11 @@ Status CountRuns(std::size_t rank, const LocalPlan& plan, const RankAssignment& 
   std::uint64_t pieces = 0;
   for (const ChunkAssignment& chunk : assignment.chunks) {
     const PlannedTensor& tensor = plan.tensors[chunk.item];
-    const std::uint64_t runs = RunsOf(tensor, chunk.box);
+    const std::uint64_t runs = RunsOf(tensor, chunk.BoxIn(plan));
     pieces += runs;
     if (runs > fragments->most_runs) {
       fragments->most_runs = runs;
-      fragments->most_columns = tensor.fqn;
+      fragments->most_columns = tensor.fqn();
     }
   }
   if (pieces <= kMostPieces) {
@@ -63,7 +63,7 @@ void CountFragments(const LocalPlan& plan, const RankAssignment& assignment, con
   for (const HfPiece& piece : share.pieces) {
     const ChunkAssignment& chunk = assignment.chunks[piece.chunk];
     if (piece.image_begin >= share.fragments_begin &&
-        RunsOf(plan.tensors[chunk.item], chunk.box) > 1) {
+        RunsOf(plan.tensors[chunk.item], chunk.BoxIn(plan)) > 1) {
       fragments->column_bytes += piece.bytes;
     }
   }
@@ -119,8 +119,9 @@ Result<std::vector<Bytes>> PlaceInSharedFiles(const SettledSave& settled, const 
 Result<std::vector<Bytes>> PlaceInOwnFiles(SettledSave* settled, const HfFolder& folder) {
   std::uint64_t pieces = 0;
   for (std::size_t rank = 0; rank < settled->plans.size(); ++rank) {
+    const LocalPlan& plan = settled->plans[rank];
     for (const ChunkAssignment& chunk : settled->settled.ranks[rank].chunks) {
-      pieces += RunsOf(settled->plans[rank].tensors[chunk.item], chunk.box);
+      pieces += RunsOf(plan.tensors[chunk.item], chunk.BoxIn(plan));
     }
   }
   std::optional<std::vector<std::uint32_t>> owners;

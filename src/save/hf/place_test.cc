@@ -22,11 +22,12 @@ SettledSave Sharded(std::uint32_t ranks, std::uint32_t tensors, const Dims& of_r
     LocalPlan& plan = save.plans.emplace_back();
     RankAssignment& assignment = save.settled.ranks.emplace_back();
     for (std::uint32_t i = 0; i < tensors; ++i) {
-      PlannedTensor tensor{"w" + std::to_string(i), DType::kUInt8, of_rank, {}};
-      tensor.box = {Dims(of_rank.size(), 0), of_rank};
-      tensor.shape[dim] *= ranks;
+      Dims shape = of_rank;
+      shape[dim] *= ranks;
+      PlannedTensor tensor{
+          "w" + std::to_string(i), DType::kUInt8, shape, {Dims(of_rank.size(), 0), of_rank}};
       tensor.box.offsets[dim] = of_rank[dim] * rank;
-      assignment.chunks.push_back({i, tensor.box});
+      assignment.chunks.push_back({i});
       plan.tensors.push_back(std::move(tensor));
     }
   }

@@ -1,0 +1,256 @@
+// The ranks of a job mostly hold shards of the same tensors. What their plans then have in common,
+// the tensors' names, types and shapes and the structure, is larger than the rest: 56 KB of a plan
+// of 1,000 tensors, of which 15 KB are boxes, fingerprints and plain values.
+//   1. Every rank sends digests of these two parts, and the rest. The coordinator knows its own
+//      parts.
+//   2. Where it knows all, it settles, and the replies are the ranks' shares.
+//   3. Else the replies say that another exchange follows, and ask the lowest rank with each
+//      unknown digest for the part. All ranks make that exchange; those that are asked for nothing
+//      send nothing. So no rank has to know what the others hold.
+//   4. The coordinator checks each part against its digest, settles, and sends the shares.
+// A rank that fails in between contributes its error, as to every exchange.
+
+#include "save/plan_exchange.h"
+
+#include <cstddef>
+#include <map>
+#include <utility>
+
+#include "base/checksum.h"
+#include "base/fields.h"
+#include "base/guarded.h"
+#include "base/time_source.h"
+#include "plan/spec_table.h"
+#include "save/terms.h"
+#include "varve/hash.h"
+
+namespace varve {
+
+/// A rank's first message.
+struct PlanHead {
+  Hash128 tensors;
+  Hash128 structure;
+  Bytes shares;
+};
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, PlanHead>& head) {
+  archive(head.tensors.bytes, head.structure.bytes, head.shares);
+}
+
+/// What a rank was asked for; the rest is empty.
+struct PlanParts {
+  Bytes tensors;
+  Bytes structure;
+};
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, PlanParts>& parts) {
+  archive(parts.tensors, parts.structure);
+}
+
+namespace {
+
+/// The first byte of the coordinator's replies: kSettled where the rest is the rank's share; else
+/// the parts of its plan that the rank is to send, a sum of the other two, or 0 for none.
+constexpr char kAskedForTensors = 1;
+constexpr char kAskedForStructure = 2;
+constexpr char kSettled = 4;
+
+Hash128 DigestOf(std::string_view part) { return Xxh3(AsByteSpan(part)); }
+
+Status OfRank(const Status& status, std::size_t rank) {
+  return CopyOf(status).Annotate("plan of rank " + std::to_string(rank));
+}
+
+/// Returns what a rank is asked for.
+Bytes EncodePlanParts(const LocalPlan& plan, char asked) {
+  PlanParts parts;
+  if ((asked & kAskedForTensors) != 0) {
+    parts.tensors = SpecTable(plan).Encode();
+  }
+  if ((asked & kAskedForStructure) != 0) {
+    parts.structure = plan.structure;
+  }
+  return EncodeFields(parts);
+}
+
+/// Gathers the plans of all ranks, on the coordinator.
+class GatheredPlans {
+ public:
+  /// Takes the first messages, by rank. That of the coordinator, whose plan is `own`, is not looked
+  /// at. Untrusted input. Errors: DataLoss naming the rank.
+  Status TakeHeads(const LocalPlan& own, const std::vector<std::string>& heads);
+  /// Returns what ranks have to be asked for, by rank: the first bytes of replies. Empty when the
+  /// plans are complete.
+  [[nodiscard]] std::vector<std::string> Missing() const;
+  /// Takes what was asked for, by rank. Errors: DataLoss naming the rank, also where a part is not
+  /// what its digest says.
+  Status TakeParts(const std::vector<std::string>& parts);
+
+  /// Returns the plans of the other ranks, once they are complete, and keeps nothing. Of ranks
+  /// with the same structure the lowest has it, the others have none.
+  Result<std::vector<LocalPlan>> Take();
+
+ private:
+  struct Head {
+    Hash128 tensors;
+    Hash128 structure;
+    std::string shares;
+  };
+
+  [[nodiscard]] std::string Asked(std::size_t rank) const;
+
+  std::vector<Head> heads_;  // By rank; the coordinator's has digests alone.
+  std::map<Hash128, SpecTable> tensors_;
+  std::map<Hash128, std::string> structures_;
+  std::map<Hash128, std::size_t> first_with_tensors_;  // The lowest rank with a digest.
+  std::map<Hash128, std::size_t> first_with_structure_;
+};
+
+Status GatheredPlans::TakeHeads(const LocalPlan& own, const std::vector<std::string>& heads) {
+  if (heads.size() < 2) {
+    return Status::Ok();
+  }
+  SpecTable specs(own);
+  Head& mine = heads_.emplace_back();
+  mine.tensors = DigestOf(specs.Encode());
+  mine.structure = DigestOf(own.structure);
+  tensors_.emplace(mine.tensors, std::move(specs));
+  structures_.emplace(mine.structure, std::string());  // Its own plan has it.
+  first_with_tensors_.emplace(mine.tensors, 0);
+  first_with_structure_.emplace(mine.structure, 0);
+  for (std::size_t rank = 1; rank < heads.size(); ++rank) {
+    auto head = DecodeFields<PlanHead>(heads[rank]);
+    if (!head.ok()) {
+      return OfRank(head.status(), rank);
+    }
+    first_with_tensors_.emplace(head->tensors, rank);
+    first_with_structure_.emplace(head->structure, rank);
+    heads_.push_back({head->tensors, head->structure, std::move(head->shares)});
+  }
+  return Status::Ok();
+}
+
+std::string GatheredPlans::Asked(std::size_t rank) const {
+  const Head& head = heads_[rank];
+  char asked = 0;
+  if (!tensors_.contains(head.tensors) && first_with_tensors_.at(head.tensors) == rank) {
+    asked |= kAskedForTensors;
+  }
+  if (!structures_.contains(head.structure) && first_with_structure_.at(head.structure) == rank) {
+    asked |= kAskedForStructure;
+  }
+  return std::string(1, asked);
+}
+
+std::vector<std::string> GatheredPlans::Missing() const {
+  if (tensors_.size() == first_with_tensors_.size() &&
+      structures_.size() == first_with_structure_.size()) {
+    return {};
+  }
+  std::vector<std::string> asked;
+  asked.reserve(heads_.size());
+  for (std::size_t rank = 0; rank < heads_.size(); ++rank) {
+    asked.push_back(Asked(rank));
+  }
+  return asked;
+}
+
+Status GatheredPlans::TakeParts(const std::vector<std::string>& parts) {
+  for (std::size_t rank = 1; rank < parts.size() && rank < heads_.size(); ++rank) {
+    const char asked = Asked(rank)[0];
+    if (asked == 0) {
+      continue;
+    }
+    auto sent = DecodeFields<PlanParts>(parts[rank]);
+    if (!sent.ok()) {
+      return OfRank(sent.status(), rank);
+    }
+    const Head& head = heads_[rank];
+    if (((asked & kAskedForTensors) != 0 && DigestOf(sent->tensors) != head.tensors) ||
+        ((asked & kAskedForStructure) != 0 && DigestOf(sent->structure) != head.structure)) {
+      return OfRank(DataLoss("the rank has sent another part than it announced"), rank);
+    }
+    if ((asked & kAskedForTensors) != 0) {
+      auto table = SpecTable::Decode(sent->tensors);
+      if (!table.ok()) {
+        return OfRank(table.status(), rank);
+      }
+      tensors_.emplace(head.tensors, std::move(*table));
+    }
+    if ((asked & kAskedForStructure) != 0) {
+      structures_.emplace(head.structure, std::move(sent->structure));
+    }
+  }
+  return Status::Ok();
+}
+
+Result<std::vector<LocalPlan>> GatheredPlans::Take() {
+  std::vector<LocalPlan> plans;
+  plans.reserve(heads_.size());
+  for (std::size_t rank = 1; rank < heads_.size(); ++rank) {
+    Head& head = heads_[rank];
+    auto plan = DecodeShares(head.shares, tensors_.at(head.tensors));
+    if (!plan.ok()) {
+      return OfRank(plan.status(), rank);
+    }
+    head.shares = {};
+    if (first_with_structure_.at(head.structure) == rank) {
+      plan->structure = std::move(structures_.at(head.structure));
+    }
+    plans.push_back(std::move(*plan));
+  }
+  return plans;
+}
+
+}  // namespace
+
+Bytes EncodePlanHead(const LocalPlan& plan) {
+  const SpecTable specs(plan);
+  return EncodeFields(
+      PlanHead{DigestOf(specs.Encode()), DigestOf(plan.structure), EncodeShares(plan, specs)});
+}
+
+Result<std::string> ExchangePlans(
+    Coordinator& coordinator, std::string_view what, Contribution first,
+    const std::vector<LocalPlan>& plan, std::chrono::nanoseconds timeout,
+    const std::function<Result<std::vector<std::string>>(std::vector<LocalPlan>)>& settle) {
+  GatheredPlans gathered;  // On the coordinator.
+  const auto settle_all = [&]() -> Result<std::vector<std::string>> {
+    VARVE_ASSIGN_OR_RETURN(std::vector<LocalPlan> others, gathered.Take());
+    VARVE_ASSIGN_OR_RETURN(std::vector<std::string> replies, settle(std::move(others)));
+    for (std::string& reply : replies) {
+      reply.insert(reply.begin(), kSettled);
+    }
+    return replies;
+  };
+  const auto take_heads = [&](std::vector<std::string> heads) -> Result<std::vector<std::string>> {
+    VARVE_RETURN_IF_ERROR(AgreeOnTerms(&heads));
+    VARVE_RETURN_IF_ERROR(gathered.TakeHeads(plan[0], heads));
+    std::vector<std::string> asked = gathered.Missing();
+    return asked.empty() ? settle_all() : std::move(asked);
+  };
+  const auto take_parts =
+      [&](const std::vector<std::string>& parts) -> Result<std::vector<std::string>> {
+    VARVE_RETURN_IF_ERROR(gathered.TakeParts(parts));
+    return settle_all();
+  };
+  auto reply =
+      Exchange(coordinator, what, std::move(first), Now() + timeout, std::cref(take_heads));
+  if (reply.ok() && !reply->empty() && reply->front() != kSettled) {
+    const char asked = reply->front();
+    auto parts = Guarded(
+        [&]() -> Contribution { return asked == 0 ? Bytes() : EncodePlanParts(plan[0], asked); });
+    reply = Exchange(coordinator, what, std::move(parts), Now() + timeout, std::cref(take_parts));
+  }
+  if (reply.ok()) {
+    if (reply->empty()) {
+      return DataLoss("the coordinator's reply is empty").Annotate(what);
+    }
+    reply->erase(0, 1);
+  }
+  return reply;
+}
+
+}  // namespace varve
