@@ -77,7 +77,7 @@ class UnlistedStorage final : public Storage {
 /// after it has written its file as `reply` says.
 inline std::string MessageOf(const Job& job, std::uint64_t rank, std::optional<std::string> reply,
                              Storage* storage) {
-  static const std::vector<float> memory = MakeMemory();
+  static const std::vector<float> memory = MakeMemory(job);
   const std::size_t wanted = reply ? 2 : 1;
   OneRank coordinator(job, rank, std::move(reply));
   const auto saved = Save(StateOf(job, rank, memory), job.path, LongSave(), coordinator,

@@ -190,7 +190,7 @@ Row RunRankZero(const Job& job) {
   ::close(ends[1]);
   Row row;
   row.ranks = static_cast<double>(job.ranks);
-  const std::vector<float> memory = MakeMemory();
+  const std::vector<float> memory = MakeMemory(job);
   RankZero coordinator(job, ends[0], &row);
   const auto saved = Save(StateOf(job, 0, memory), job.path, LongSave(), coordinator);
   if (!saved.ok()) {

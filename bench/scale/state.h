@@ -21,15 +21,17 @@ struct Job {
 constexpr std::uint64_t kRowsPerRank = 4;
 constexpr std::uint64_t kColumns = 8;
 
+constexpr std::uint64_t kElements = kRowsPerRank * kColumns;
+
 /// Returns the state of one rank: its rows of every tensor, as FSDP shards them, and a value of its
-/// own. `memory` backs it, the same bytes for all tensors.
+/// own. `memory` backs it, that of MakeMemory: tensors of one memory would be tied.
 inline State StateOf(const Job& job, std::uint64_t rank, const std::vector<float>& memory) {
   State state;
   for (std::uint64_t i = 0; i < job.tensors; ++i) {
     const Dims shape{job.ranks * kRowsPerRank, kColumns};
     const Box box{{rank * kRowsPerRank, 0}, {kRowsPerRank, kColumns}};
     state.tensors.push_back({"model.layers." + std::to_string(i) + ".attention.weight",
-                             DType::kFloat32, shape, box, HostMemory{memory.data()}});
+                             DType::kFloat32, shape, box, HostMemory{memory.data() + i * kElements}});
   }
   state.objects.push_back(
       {"train/rank" + std::to_string(rank),
@@ -37,8 +39,8 @@ inline State StateOf(const Job& job, std::uint64_t rank, const std::vector<float
   return state;
 }
 
-inline std::vector<float> MakeMemory() {
-  std::vector<float> memory(kRowsPerRank * kColumns);
+inline std::vector<float> MakeMemory(const Job& job) {
+  std::vector<float> memory(job.tensors * kElements);
   for (std::size_t i = 0; i < memory.size(); ++i) {
     memory[i] = static_cast<float>(i) * 0.5F;
   }

@@ -69,8 +69,10 @@ std::uint64_t EstimateBytes(const ManifestCounts& counts) {
          (sizeof(fb::ExtentRecord) + 8) * counts.objects + 8 * counts.dims + counts.name_bytes;
 }
 
-Bytes BuildBuffer(const Metadata& metadata) {
-  flatbuffers::FlatBufferBuilder builder(EstimateBytes(CountsOf(metadata)));
+/// Returns the bytes before they are compressed.
+flatbuffers::DetachedBuffer BuildBuffer(const Metadata& metadata) {
+  const ManifestCounts counts = CountsOf(metadata);
+  flatbuffers::FlatBufferBuilder builder(EstimateBytes(counts));
   std::vector<flatbuffers::Offset<fb::File>> files;
   files.reserve(metadata.files.size());
   for (const DataFile& file : metadata.files) {
@@ -83,6 +85,11 @@ Bytes BuildBuffer(const Metadata& metadata) {
   std::vector<std::uint64_t> dims;
   std::vector<fb::TensorRecord> tensors;
   std::vector<fb::ChunkRecord> chunks;
+  names.reserve(counts.name_bytes);
+  name_ends.reserve(counts.tensors + counts.objects);
+  dims.reserve(counts.dims);
+  tensors.reserve(counts.tensors);
+  chunks.reserve(counts.chunks);
   for (const TensorMetadata& tensor : metadata.tensors) {
     names += tensor.fqn;
     name_ends.push_back(names.size());
@@ -120,7 +127,7 @@ Bytes BuildBuffer(const Metadata& metadata) {
       builder.CreateVectorOfStructs(tensors), builder.CreateVectorOfStructs(chunks),
       builder.CreateVector(dims), builder.CreateVectorOfStructs(objects),
       builder.CreateVectorOfStructs(structures)));
-  return {reinterpret_cast<const char*>(builder.GetBufferPointer()), builder.GetSize()};
+  return builder.Release();
 }
 
 Status MalformedManifest(std::string_view what) {
@@ -292,10 +299,11 @@ Result<Bytes> EncodeManifest(const Metadata& metadata) {
     return EncodeManifest(WithVariantsAsEntries(metadata));
   }
   VARVE_RETURN_IF_ERROR(CheckManifestSize(CountsOf(metadata)));
-  const Bytes plain = BuildBuffer(metadata);
-  Bytes compressed(ZSTD_compressBound(plain.size()), '\0');
+  const flatbuffers::DetachedBuffer plain = BuildBuffer(metadata);
+  const std::size_t bound = ZSTD_compressBound(plain.size());
+  const auto compressed = std::make_unique_for_overwrite<char[]>(bound);  // Mostly never touched.
   const std::size_t size =
-      ZSTD_compress(compressed.data(), compressed.size(), plain.data(), plain.size(), kZstdLevel);
+      ZSTD_compress(compressed.get(), bound, plain.data(), plain.size(), kZstdLevel);
   if (ZSTD_isError(size) != 0) {
     return Internal(std::string("compress manifest: ") + ZSTD_getErrorName(size));
   }
@@ -305,7 +313,7 @@ Result<Bytes> EncodeManifest(const Metadata& metadata) {
   writer.U32(kFormatVersion);
   writer.U64(size);
   writer.U64(plain.size());
-  writer.Raw(std::string_view(compressed).substr(0, size));
+  writer.Raw({compressed.get(), size});
   writer.U32(Crc32c(AsByteSpan(out)));
   return out;
 }

@@ -18,7 +18,26 @@ struct CheckedHeader {
   std::uint32_t header_crc32c = 0;
 };
 
-/// Merges the headers of the data files of one save. The result depends only on the headers, not on
+/// Merges the headers of the data files of one save, one after the other: the headers of many ranks
+/// take more memory than what they make together.
+class HeaderMerge {
+ public:
+  HeaderMerge();
+  ~HeaderMerge();
+  HeaderMerge(HeaderMerge&&) noexcept;
+  HeaderMerge& operator=(HeaderMerge&&) noexcept;
+
+  /// Adds the next file, in the order of their ranks. Errors: MergeHeaders'. Nothing may follow one.
+  Status Add(const CheckedHeader& file);
+  /// Errors: MergeHeaders'.
+  Result<Metadata> Finish();
+
+ private:
+  struct Merged;
+  std::unique_ptr<Merged> merged_;
+};
+
+/// Merges headers in any order. The result depends only on the headers, not on
 /// their order. Errors: DataLoss when files disagree (save, world size, a tensor's dtype or shape),
 /// when a name is stored twice, or when chunks overlap or leave a hole.
 Result<Metadata> MergeHeaders(std::vector<CheckedHeader> headers);

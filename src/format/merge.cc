@@ -1,12 +1,16 @@
 #include <algorithm>
 #include <cstddef>
+#include <deque>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
-#include "base/sort_by_name.h"
 #include "format/manifest.h"
 #include "format/variants.h"
 #include "tensor/box.h"
@@ -14,17 +18,15 @@
 namespace varve {
 namespace {
 
-Status CheckAgreement(const DataFileHeader& first, const DataFileHeader& other) {
-  if (other.identity.save_id != first.identity.save_id) {
-    return DataLoss("files of different saves: " + ToString(first.identity.save_id) + " and " +
-                    ToString(other.identity.save_id));
+Status CheckAgreement(const FileIdentity& first, const FileIdentity& other) {
+  if (other.save_id != first.save_id) {
+    return DataLoss("files of different saves: " + ToString(first.save_id) + " and " +
+                    ToString(other.save_id));
   }
-  if (other.identity.world_size != first.identity.world_size ||
-      other.identity.block_bytes != first.identity.block_bytes ||
-      other.identity.coordinated != first.identity.coordinated) {
-    return DataLoss("rank " + std::to_string(other.identity.rank) + " and rank " +
-                    std::to_string(first.identity.rank) +
-                    " disagree about the save they belong to");
+  if (other.world_size != first.world_size || other.block_bytes != first.block_bytes ||
+      other.coordinated != first.coordinated) {
+    return DataLoss("rank " + std::to_string(other.rank) + " and rank " +
+                    std::to_string(first.rank) + " disagree about the save they belong to");
   }
   return Status::Ok();
 }
@@ -40,21 +42,35 @@ struct OtherObject {
   std::vector<std::uint32_t> ranks;
 };
 
-/// A chunk of a file under one of its names.
-struct NamedChunk {
-  const std::string* fqn = nullptr;
-  std::uint32_t file = 0;
-  const StoredChunk* stored = nullptr;
-};
+}  // namespace
 
-/// What the headers say, by name.
-struct MergedFiles {
+/// What the headers so far say.
+struct HeaderMerge::Merged {
+  FileIdentity identity;               ///< Of the first file.
+  Metadata metadata;                   ///< But for tensors, objects and variants.
+  std::deque<TensorMetadata> tensors;  ///< Their addresses stay.
+  std::unordered_map<std::string_view, TensorMetadata*> by_name;  ///< Looked up only.
+  /// The tensors of the chunks of the file before, in their order: the next one's are mostly they.
+  std::vector<TensorMetadata*> as_before;
   std::map<std::string, ObjectMetadata> objects;
   std::map<std::string, Hash128> contents;  ///< Of `objects`, from rank-local files.
   /// Of rank-local files, each in the order of the ranks that hold them.
   std::map<std::string, std::vector<OtherChunk>> other_chunks;
   std::map<std::string, std::vector<OtherObject>> other_objects;
+
+  /// Returns the tensor of a chunk under one of its names, a new one where there was none.
+  TensorMetadata* TensorOf(const std::string& fqn, const StoredChunk& stored);
+  Status AddChunk(const CheckedHeader& file, const StoredChunk& stored, TensorMetadata* into);
+  Status AddChunks(const CheckedHeader& file);
+  Status AddObjects(const CheckedHeader& file);
+  Status TakeTensors(std::vector<TensorMetadata>* sorted);
+  void TakeVariants();
+  [[nodiscard]] std::uint32_t last_file() const {
+    return static_cast<std::uint32_t>(metadata.files.size() - 1);
+  }
 };
+
+namespace {
 
 /// Adds `rank` to the value that has `content`, or another value with it.
 template <class Other, class IsSame>
@@ -66,43 +82,6 @@ void AddOther(std::uint32_t rank, Other other, IsSame is_same, std::vector<Other
   }
   other.ranks.push_back(rank);
   others->push_back(std::move(other));
-}
-
-/// Adds a file's chunk to its tensor, which has the lower ranks' already. Rank-local saves store a
-/// replicated tensor on every rank that holds it; the copy of the lowest rank is the one the
-/// metadata names, and copies with other content are variants.
-Status AddChunk(const CheckedHeader& file, const NamedChunk& named, MergedFiles* merged,
-                TensorMetadata* into) {
-  TensorMetadata& tensor = *into;
-  const StoredChunk& stored = *named.stored;
-  if (tensor.dtype != stored.dtype() || tensor.shape != stored.shape()) {
-    return DataLoss(
-        "tensor \"" + tensor.fqn + "\": rank " + std::to_string(file.header.identity.rank) +
-        " has " + std::string(DTypeName(stored.dtype())) + ToString(stored.shape()) +
-        ", another rank " + std::string(DTypeName(tensor.dtype)) + ToString(tensor.shape));
-  }
-  Chunk chunk{
-      stored.box,
-      {named.file, file.header_bytes + stored.bytes.begin, file.header_bytes + stored.bytes.end},
-      stored.content};
-  const auto replica =
-      file.header.identity.coordinated
-          ? tensor.chunks.end()
-          : std::find_if(tensor.chunks.begin(), tensor.chunks.end(),
-                         [&](const Chunk& known) { return known.box == stored.box; });
-  if (replica == tensor.chunks.end()) {
-    if (!IsEmpty(stored.box) || Volume(stored.shape()) == 0) {
-      tensor.chunks.push_back(std::move(chunk));
-    }
-  } else if (replica->content != stored.content && !IsEmpty(stored.box)) {
-    AddOther(
-        file.header.identity.rank, OtherChunk{std::move(chunk), {}},
-        [&](const OtherChunk& other) {
-          return other.chunk.content == stored.content && other.chunk.box == stored.box;
-        },
-        &merged->other_chunks[tensor.fqn]);
-  }
-  return Status::Ok();
 }
 
 /// Checks what a header of a rank that saved apart cannot have: a box of a tensor twice, and names
@@ -135,100 +114,145 @@ Status CheckApart(const DataFileHeader& header) {
   return Status::Ok();
 }
 
-/// Adds one file's chunks, those of aliased tensors under each name.
-void AddChunks(const DataFileHeader& header, std::uint32_t file, std::vector<NamedChunk>* named) {
-  std::multimap<std::string_view, const std::string*> aliases;
-  for (const TensorAlias& alias : header.aliases) {
-    aliases.emplace(alias.of, &alias.fqn);
+}  // namespace
+
+TensorMetadata* HeaderMerge::Merged::TensorOf(const std::string& fqn, const StoredChunk& stored) {
+  const auto found = by_name.find(fqn);
+  if (found != by_name.end()) {
+    return found->second;
   }
-  for (const StoredChunk& stored : header.chunks) {
-    named->push_back({&stored.fqn(), file, &stored});
-    const auto [begin, end] = aliases.equal_range(stored.fqn());
-    for (auto at = begin; at != end; ++at) {
-      named->push_back({at->second, file, &stored});
-    }
-  }
+  tensors.push_back({fqn, stored.dtype(), stored.shape(), {}});
+  by_name.emplace(tensors.back().fqn, &tensors.back());
+  return &tensors.back();
 }
 
-/// Returns all files' chunks by their names, those of one name by their ranks.
-std::vector<NamedChunk> ChunksByName(const std::vector<CheckedHeader>& headers) {
-  std::size_t count = 0;
-  for (const CheckedHeader& file : headers) {
-    count += file.header.chunks.size();
+/// Adds a file's chunk to its tensor, which has the lower ranks' already. Rank-local saves store a
+/// replicated tensor on every rank that holds it; the copy of the lowest rank is the one the
+/// metadata names, and copies with other content are variants.
+Status HeaderMerge::Merged::AddChunk(const CheckedHeader& file, const StoredChunk& stored,
+                                     TensorMetadata* into) {
+  TensorMetadata& tensor = *into;
+  if (tensor.dtype != stored.dtype() || tensor.shape != stored.shape()) {
+    return DataLoss(
+        "tensor \"" + tensor.fqn + "\": rank " + std::to_string(file.header.identity.rank) +
+        " has " + std::string(DTypeName(stored.dtype())) + ToString(stored.shape()) +
+        ", another rank " + std::string(DTypeName(tensor.dtype)) + ToString(tensor.shape));
   }
-  std::vector<NamedChunk> named;
-  named.reserve(count);
-  for (std::size_t i = 0; i < headers.size(); ++i) {
-    AddChunks(headers[i].header, static_cast<std::uint32_t>(i), &named);
-  }
-  SortByName(&named, [](const NamedChunk& chunk) { return chunk.fqn; });
-  return named;
-}
-
-/// Adds the tensors that the files' chunks make.
-Status MergeTensors(const std::vector<CheckedHeader>& headers, MergedFiles* merged,
-                    std::vector<TensorMetadata>* tensors) {
-  const std::vector<NamedChunk> named = ChunksByName(headers);
-  for (auto begin = named.begin(); begin != named.end();) {
-    const auto end = std::find_if(begin, named.end(), [&](const NamedChunk& one) {
-      return one.fqn != begin->fqn && *one.fqn != *begin->fqn;
-    });
-    TensorMetadata tensor{*begin->fqn, begin->stored->dtype(), begin->stored->shape(), {}};
-    for (; begin != end; ++begin) {
-      VARVE_RETURN_IF_ERROR(AddChunk(headers[begin->file], *begin, merged, &tensor));
+  Chunk chunk{
+      stored.box,
+      {last_file(), file.header_bytes + stored.bytes.begin, file.header_bytes + stored.bytes.end},
+      stored.content};
+  const auto replica =
+      file.header.identity.coordinated
+          ? tensor.chunks.end()
+          : std::find_if(tensor.chunks.begin(), tensor.chunks.end(),
+                         [&](const Chunk& known) { return known.box == stored.box; });
+  if (replica == tensor.chunks.end()) {
+    if (!IsEmpty(stored.box) || Volume(stored.shape()) == 0) {
+      tensor.chunks.push_back(std::move(chunk));
     }
-    std::sort(tensor.chunks.begin(), tensor.chunks.end(),
-              [](const Chunk& a, const Chunk& b) { return a.box.offsets < b.box.offsets; });
-    VARVE_RETURN_IF_ERROR(CheckTiling(tensor));
-    if (merged->objects.contains(tensor.fqn)) {
-      return DataLoss("\"" + tensor.fqn + "\" is stored both as a tensor and as an object");
-    }
-    tensors->push_back(std::move(tensor));
+  } else if (replica->content != stored.content && !IsEmpty(stored.box)) {
+    AddOther(
+        file.header.identity.rank, OtherChunk{std::move(chunk), {}},
+        [&](const OtherChunk& other) {
+          return other.chunk.content == stored.content && other.chunk.box == stored.box;
+        },
+        &other_chunks[tensor.fqn]);
   }
   return Status::Ok();
 }
 
-Status AddObjects(const CheckedHeader& file, std::uint32_t file_index, MergedFiles* merged) {
+/// Adds one file's chunks, those of aliased tensors under each name.
+Status HeaderMerge::Merged::AddChunks(const CheckedHeader& file) {
+  std::multimap<std::string_view, const std::string*> aliases;
+  for (const TensorAlias& alias : file.header.aliases) {
+    aliases.emplace(alias.of, &alias.fqn);
+  }
+  const std::vector<StoredChunk>& chunks = file.header.chunks;
+  by_name.reserve(chunks.size());
+  as_before.resize(chunks.size(), nullptr);
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    TensorMetadata*& tensor = as_before[i];
+    if (tensor == nullptr || tensor->fqn != chunks[i].fqn()) {
+      tensor = TensorOf(chunks[i].fqn(), chunks[i]);
+    }
+    VARVE_RETURN_IF_ERROR(AddChunk(file, chunks[i], tensor));
+    if (aliases.empty()) {
+      continue;
+    }
+    const auto [begin, end] = aliases.equal_range(chunks[i].fqn());
+    for (auto at = begin; at != end; ++at) {
+      VARVE_RETURN_IF_ERROR(AddChunk(file, chunks[i], TensorOf(*at->second, chunks[i])));
+    }
+  }
+  return Status::Ok();
+}
+
+/// Moves the tensors to a list by name, when all files have been added.
+Status HeaderMerge::Merged::TakeTensors(std::vector<TensorMetadata>* sorted) {
+  std::vector<TensorMetadata*> order;
+  order.reserve(tensors.size());
+  for (TensorMetadata& tensor : tensors) {
+    order.push_back(&tensor);
+  }
+  std::sort(order.begin(), order.end(),
+            [](const TensorMetadata* a, const TensorMetadata* b) { return a->fqn < b->fqn; });
+  sorted->reserve(order.size());
+  for (TensorMetadata* const tensor : order) {
+    const auto before = [](const Chunk& a, const Chunk& b) {
+      return a.box.offsets < b.box.offsets;
+    };
+    std::vector<Chunk>& chunks = tensor->chunks;
+    if (!std::is_sorted(chunks.begin(), chunks.end(), before)) {  // By rank they mostly are.
+      std::sort(chunks.begin(), chunks.end(), before);
+    }
+    VARVE_RETURN_IF_ERROR(CheckTiling(*tensor));
+    if (objects.contains(tensor->fqn)) {
+      return DataLoss("\"" + tensor->fqn + "\" is stored both as a tensor and as an object");
+    }
+    sorted->push_back(std::move(*tensor));
+  }
+  return Status::Ok();
+}
+
+Status HeaderMerge::Merged::AddObjects(const CheckedHeader& file) {
   for (const StoredObject& stored : file.header.objects) {
-    const Extent extent{file_index, file.header_bytes + stored.bytes.begin,
+    const Extent extent{last_file(), file.header_bytes + stored.bytes.begin,
                         file.header_bytes + stored.bytes.end};
-    const bool is_new =
-        merged->objects.try_emplace(stored.fqn, ObjectMetadata{stored.fqn, extent}).second;
+    const bool is_new = objects.try_emplace(stored.fqn, ObjectMetadata{stored.fqn, extent}).second;
     if (!is_new && file.header.identity.coordinated) {
       return DataLoss("object \"" + stored.fqn + "\" is stored by two ranks");
     }
     if (file.header.identity.coordinated) {
       continue;
     }
-    const Hash128 first = merged->contents.try_emplace(stored.fqn, stored.content).first->second;
+    const Hash128 first = contents.try_emplace(stored.fqn, stored.content).first->second;
     if (is_new || first == stored.content || first == Hash128() || stored.content == Hash128()) {
       continue;  // Files of before do not say what their values are.
     }
     AddOther(
         file.header.identity.rank, OtherObject{extent, stored.content, {}},
         [&](const OtherObject& other) { return other.content == stored.content; },
-        &merged->other_objects[stored.fqn]);
+        &other_objects[stored.fqn]);
   }
   return Status::Ok();
 }
 
 /// Adds what ranks that saved apart hold in place of the lowest rank's values.
-void AddVariants(MergedFiles* merged, Metadata* metadata) {
-  for (auto& [fqn, others] : merged->other_chunks) {
+void HeaderMerge::Merged::TakeVariants() {
+  for (auto& [fqn, others] : other_chunks) {
     for (OtherChunk& other : others) {
       const Box box = other.chunk.box;
-      metadata->tensor_variants.push_back(
+      metadata.tensor_variants.push_back(
           {fqn, box, RangesOf(other.ranks), {std::move(other.chunk)}});
     }
   }
-  for (auto& [fqn, others] : merged->other_objects) {
+  for (auto& [fqn, others] : other_objects) {
     for (const OtherObject& other : others) {
-      metadata->object_variants.push_back({fqn, RangesOf(other.ranks), other.extent});
+      metadata.object_variants.push_back({fqn, RangesOf(other.ranks), other.extent});
     }
   }
 }
-
-}  // namespace
 
 Status CheckTiling(const TensorMetadata& tensor) {
   if (tensor.chunks.size() == 1 && tensor.chunks[0].box == WholeBox(tensor.shape)) {
@@ -252,44 +276,64 @@ Status CheckTiling(const TensorMetadata& tensor) {
   return Status::Ok();
 }
 
-Result<Metadata> MergeHeaders(std::vector<CheckedHeader> headers) {
-  if (headers.empty()) {
+HeaderMerge::HeaderMerge() : merged_(std::make_unique<Merged>()) {}
+HeaderMerge::~HeaderMerge() = default;
+HeaderMerge::HeaderMerge(HeaderMerge&&) noexcept = default;
+HeaderMerge& HeaderMerge::operator=(HeaderMerge&&) noexcept = default;
+
+Status HeaderMerge::Add(const CheckedHeader& file) {
+  Metadata& metadata = merged_->metadata;
+  const FileIdentity& identity = file.header.identity;
+  if (metadata.files.empty()) {
+    merged_->identity = identity;
+    metadata.save_id = identity.save_id;
+    metadata.world_size = identity.world_size;
+    metadata.block_bytes = identity.block_bytes;
+  }
+  VARVE_RETURN_IF_ERROR(CheckAgreement(merged_->identity, identity));
+  if (!metadata.files.empty() && metadata.files.back().rank >= identity.rank) {
+    return metadata.files.back().rank == identity.rank
+               ? DataLoss("two data files of rank " + std::to_string(identity.rank))
+               : Internal("headers are not in the order of their ranks");
+  }
+  metadata.files.push_back({DataFileName(file.header), identity.rank,
+                            file.header_bytes + file.header.data_bytes, file.header_bytes,
+                            file.header_crc32c, file.header.block_crc32c});
+  if (!identity.coordinated) {
+    VARVE_RETURN_IF_ERROR(CheckApart(file.header));
+  }
+  VARVE_RETURN_IF_ERROR(merged_->AddObjects(file));
+  if (file.header.structure) {
+    metadata.structures.push_back({merged_->last_file(),
+                                   file.header_bytes + file.header.structure->begin,
+                                   file.header_bytes + file.header.structure->end});
+  }
+  return merged_->AddChunks(file);
+}
+
+Result<Metadata> HeaderMerge::Finish() {
+  Metadata& metadata = merged_->metadata;
+  if (metadata.files.empty()) {
     return DataLoss("no data files");
   }
+  VARVE_RETURN_IF_ERROR(merged_->TakeTensors(&metadata.tensors));
+  for (auto& [fqn, object] : merged_->objects) {
+    metadata.objects.push_back(std::move(object));
+  }
+  merged_->TakeVariants();
+  VARVE_RETURN_IF_ERROR(SeparateVariants(&metadata));
+  return std::move(metadata);
+}
+
+Result<Metadata> MergeHeaders(std::vector<CheckedHeader> headers) {
   std::sort(headers.begin(), headers.end(), [](const CheckedHeader& a, const CheckedHeader& b) {
     return a.header.identity.rank < b.header.identity.rank;
   });
-  Metadata metadata;
-  metadata.save_id = headers[0].header.identity.save_id;
-  metadata.world_size = headers[0].header.identity.world_size;
-  metadata.block_bytes = headers[0].header.identity.block_bytes;
-  MergedFiles merged;
-  for (std::size_t i = 0; i < headers.size(); ++i) {
-    const CheckedHeader& file = headers[i];
-    VARVE_RETURN_IF_ERROR(CheckAgreement(headers[0].header, file.header));
-    if (i > 0 && headers[i - 1].header.identity.rank == file.header.identity.rank) {
-      return DataLoss("two data files of rank " + std::to_string(file.header.identity.rank));
-    }
-    const auto index = static_cast<std::uint32_t>(i);
-    metadata.files.push_back({DataFileName(file.header), file.header.identity.rank,
-                              file.header_bytes + file.header.data_bytes, file.header_bytes,
-                              file.header_crc32c, file.header.block_crc32c});
-    if (!file.header.identity.coordinated) {
-      VARVE_RETURN_IF_ERROR(CheckApart(file.header));
-    }
-    VARVE_RETURN_IF_ERROR(AddObjects(file, index, &merged));
-    if (file.header.structure) {
-      metadata.structures.push_back({index, file.header_bytes + file.header.structure->begin,
-                                     file.header_bytes + file.header.structure->end});
-    }
+  HeaderMerge merge;
+  for (const CheckedHeader& file : headers) {
+    VARVE_RETURN_IF_ERROR(merge.Add(file));
   }
-  VARVE_RETURN_IF_ERROR(MergeTensors(headers, &merged, &metadata.tensors));
-  for (auto& [fqn, object] : merged.objects) {
-    metadata.objects.push_back(std::move(object));
-  }
-  AddVariants(&merged, &metadata);
-  VARVE_RETURN_IF_ERROR(SeparateVariants(&metadata));
-  return metadata;
+  return merge.Finish();
 }
 
 }  // namespace varve

@@ -119,8 +119,9 @@ TEST(PlanCodec, RejectsEveryTruncation) {
 }
 
 TEST(PlanCodec, SurvivesAnyChangedByte) {
-  for (const Bytes& good : {SampleShares(), SpecTable(SamplePlan()).Encode(),
-                            EncodeAssignment(SampleAssignment()), EncodeReceipt(SampleReceipt())}) {
+  const Sent sent;
+  for (const Bytes& good : {sent.shares, sent.specs.Encode(), EncodeAssignment(SampleAssignment()),
+                            EncodeReceipt(SampleReceipt())}) {
     for (std::size_t at = 0; at < good.size(); ++at) {
       for (int byte = 0; byte < 256; byte += 3) {
         Bytes bytes = good;

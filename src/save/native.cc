@@ -35,16 +35,17 @@ Result<RankFile> LayOutNative(const State* state, const SettledSave& settled,
 Result<CheckpointIndex> MakeNativeIndex(const SettledSave& settled,
                                         const std::vector<std::string>& receipts,
                                         FileIdentity identity) {
-  std::vector<CheckedHeader> headers;
+  HeaderMerge merge;
   for (std::size_t rank = 0; rank < receipts.size(); ++rank) {
     VARVE_ASSIGN_OR_RETURN(const WriteReceipt receipt, DecodeReceipt(receipts[rank]));
     identity.rank = static_cast<std::uint32_t>(rank);
     VARVE_ASSIGN_OR_RETURN(FilePlan file,
                            PlanFile(settled.plans[rank], settled.settled.ranks[rank], identity));
     VARVE_RETURN_IF_ERROR(ApplyReceipt(receipt, &file.header));
-    headers.push_back({std::move(file.header), receipt.header_bytes, receipt.header_crc32c});
+    VARVE_RETURN_IF_ERROR(
+        merge.Add({std::move(file.header), receipt.header_bytes, receipt.header_crc32c}));
   }
-  VARVE_ASSIGN_OR_RETURN(Metadata metadata, MergeHeaders(std::move(headers)));
+  VARVE_ASSIGN_OR_RETURN(Metadata metadata, merge.Finish());
   metadata.side_files = DescribeSideFiles(settled.side_files);
   CheckpointIndex made;
   VARVE_ASSIGN_OR_RETURN(made.index, NativeIndex(metadata));
