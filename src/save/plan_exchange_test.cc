@@ -1,0 +1,160 @@
+#include "save/plan_exchange.h"
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "save/terms.h"
+#include "support/plans.h"
+#include "support/status_matchers.h"
+
+namespace varve::plan_exchange_test {
+namespace {
+
+using test::FailsWith;
+using test::IsOk;
+using test::Slice;
+using test::Whole;
+
+/// Counts the messages that a rank sends, and their bytes; may change the last byte of one.
+class Counting final : public Coordinator {
+ public:
+  explicit Counting(std::unique_ptr<Coordinator> ranks) : ranks_(std::move(ranks)) {}
+  [[nodiscard]] int rank() const override { return ranks_->rank(); }
+  [[nodiscard]] int size() const override { return ranks_->size(); }
+  Status Send(int to, std::string_view message, Deadline deadline) override {
+    std::string sent(message);
+    bytes_ += sent.size();
+    if (++messages_ == damaged_) {
+      sent.back() = static_cast<char>(sent.back() ^ 1);
+    }
+    return ranks_->Send(to, sent, deadline);
+  }
+  Result<std::string> Receive(int from, Deadline deadline) override {
+    return ranks_->Receive(from, deadline);
+  }
+
+  int messages_ = 0;
+  int damaged_ = 0;  ///< 0: none.
+  std::size_t bytes_ = 0;
+
+ private:
+  std::unique_ptr<Coordinator> ranks_;
+};
+
+/// What came of an exchange of plans.
+struct Outcome {
+  std::vector<LocalPlan> others;  ///< As the coordinator got them.
+  std::vector<Result<std::string>> replies;
+  std::vector<int> messages;  ///< That each rank has sent.
+  std::vector<std::size_t> bytes;
+};
+
+/// Exchanges plans between threads; rank `damaging` damages its `damaged`-th message.
+Outcome Exchanged(const std::vector<LocalPlan>& plans, std::size_t damaging = 0, int damaged = 0) {
+  Outcome outcome;
+  std::vector<std::unique_ptr<Counting>> ranks;
+  for (auto& coordinator : MakeInProcessCoordinators(static_cast<int>(plans.size()))) {
+    ranks.push_back(std::make_unique<Counting>(std::move(coordinator)));
+    outcome.replies.emplace_back(std::string());
+  }
+  ranks[damaging]->damaged_ = damaged;
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      const std::vector<LocalPlan> own{plans[rank]};
+      const auto settle = [&](std::vector<LocalPlan> others) -> Result<std::vector<std::string>> {
+        outcome.others = std::move(others);
+        std::vector<std::string> replies;
+        for (std::size_t i = 0; i < plans.size(); ++i) {
+          replies.push_back("share of rank " + std::to_string(i));
+        }
+        return replies;
+      };
+      outcome.replies[rank] =
+          ExchangePlans(*ranks[rank], "save x",
+                        EncodeTerms(TermsOf({}, "x", static_cast<int>(plans.size()), false),
+                                    rank == 0 ? Bytes() : EncodePlanHead(own[0])),
+                        own, std::chrono::seconds(30), settle);
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  for (const auto& rank : ranks) {
+    outcome.messages.push_back(rank->messages_);
+    outcome.bytes.push_back(rank->bytes_);
+  }
+  return outcome;
+}
+
+/// Rank `rank` of `ranks` that hold slices of the same tensors.
+LocalPlan OfSlices(std::uint64_t rank, std::uint64_t ranks) {
+  LocalPlan plan;
+  for (int i = 0; i < 100; ++i) {
+    plan.tensors.push_back(
+        Slice("model.layers." + std::to_string(i) + ".weight", {64, 8}, rank, ranks));
+  }
+  plan.objects = {{"rng of rank " + std::to_string(rank), 7, {}}};
+  plan.structure = std::string(5'000, 's');
+  return plan;
+}
+
+TEST(PlanExchange, OfTheSameTensorsIsOneMessageThatNamesNoneOfThem) {
+  const std::vector<LocalPlan> plans{OfSlices(0, 3), OfSlices(1, 3), OfSlices(2, 3)};
+  const Outcome outcome = Exchanged(plans);
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    ASSERT_TRUE(IsOk(outcome.replies[rank]));
+    EXPECT_EQ(*outcome.replies[rank], "share of rank " + std::to_string(rank));
+  }
+  ASSERT_EQ(outcome.others.size(), 2U);
+  EXPECT_EQ(outcome.others[1].tensors, plans[2].tensors);
+  EXPECT_EQ(outcome.others[1].objects, plans[2].objects);
+  EXPECT_EQ(outcome.others[0].tensors[7].of, outcome.others[1].tensors[7].of);
+  EXPECT_EQ(outcome.messages[2], 1);
+  EXPECT_LT(outcome.bytes[2], 1'200U);
+}
+
+TEST(PlanExchange, AsksTheLowestRankForWhatTheCoordinatorDoesNotKnow) {
+  std::vector<LocalPlan> plans(4);
+  plans[0].tensors = {Whole("a", {4})};
+  plans[1] = OfSlices(0, 2);
+  plans[2] = OfSlices(1, 2);
+  plans[3].tensors = {Whole("a", {4})};
+  plans[3].structure = "of rank 3";
+  const Outcome outcome = Exchanged(plans);
+  for (const auto& reply : outcome.replies) {
+    ASSERT_TRUE(IsOk(reply));
+  }
+  ASSERT_EQ(outcome.others.size(), 3U);
+  EXPECT_EQ(outcome.others[0], plans[1]);
+  EXPECT_EQ(outcome.others[1].tensors, plans[2].tensors);
+  EXPECT_EQ(outcome.others[1].structure, "") << "rank 1 has the same";
+  EXPECT_EQ(outcome.others[2], plans[3]);
+  EXPECT_EQ(outcome.messages[3], 2) << "all ranks make the second exchange";
+  EXPECT_GT(outcome.bytes[1], outcome.bytes[2] + 5'000);
+}
+
+TEST(PlanExchange, RefusesAPartThatIsNotWhatItsDigestSays) {
+  const std::vector<LocalPlan> plans{{}, OfSlices(0, 1)};
+  const Outcome outcome = Exchanged(plans, 1, 2);
+  for (const auto& reply : outcome.replies) {
+    EXPECT_TRUE(FailsWith(reply, StatusCode::kDataLoss, {"plan of rank 1", "another part"}));
+  }
+}
+
+TEST(PlanExchange, RefusesAMalformedPlanAndNamesItsRank) {
+  std::vector<LocalPlan> plans{OfSlices(0, 3), OfSlices(1, 3), OfSlices(2, 3)};
+  plans[2].tensors[5].tied_to = 100;
+  const Outcome outcome = Exchanged(plans);
+  for (const auto& reply : outcome.replies) {
+    EXPECT_TRUE(FailsWith(reply, StatusCode::kDataLoss, {"plan of rank 2", "tied"}));
+  }
+}
+
+}  // namespace
+}  // namespace varve::plan_exchange_test
