@@ -209,9 +209,13 @@ TEST_F(S3FaultsOfHfai, ARankThatStoodStillDoesNotWriteWhereAnotherSaveHasTheName
     };
     const std::jthread one([&] { outcome = save(*coordinators[0]); });
     const std::jthread other([&, inner = std::move(coordinators[1])]() mutable {
+      int received = 0;
       HookedCoordinator coordinator(
           std::move(inner), [] { return Status::Ok(); },
           [&] {
+            if (++received == 1) {
+              return;  // It is asked for the names of its tensors.
+            }
             // It stands still when it has its share, until rank 0 has written its own.
             while (!server.objects().contains("bucket/run/step-1/PART_000.pt")) {
               std::this_thread::yield();
@@ -243,8 +247,9 @@ TEST_F(S3FaultsOfHfai, WhereARankIsLostItsFilesStayClaimed) {
     const std::jthread other([&, inner = std::move(coordinators[1])]() mutable {
       int sent = 0;
       HookedCoordinator coordinator(
-          std::move(inner), [&] { return sent++ == 0 ? Status::Ok() : Unavailable("it is lost"); },
-          [] {});
+          std::move(inner),
+          // Its plan takes two messages.
+          [&] { return sent++ < 2 ? Status::Ok() : Unavailable("it is lost"); }, [] {});
       EXPECT_FALSE(save(coordinator).ok());
     });
   }
