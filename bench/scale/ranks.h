@@ -43,45 +43,13 @@ class OneRank final : public Coordinator {
   std::vector<std::string> sent_;
 };
 
-/// Storage of a rank that is not measured. Before a rank writes it lists the staging directory, to
-/// check that it exists. A process that is all ranks in turn would spend time for that in
-/// proportion to the square of their number. This storage answers that the directory exists.
-class UnlistedStorage final : public Storage {
- public:
-  Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
-                                                     const WriteOptions& options) override {
-    return PosixStorage().OpenForWrite(name, options);
-  }
-  Result<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& name) override {
-    return PosixStorage().OpenForRead(name);
-  }
-  Result<std::vector<DirectoryEntry>> List(const std::string& /*directory*/) override {
-    return std::vector<DirectoryEntry>{};
-  }
-  Status MakeDirectory(const std::string& name) override {
-    return PosixStorage().MakeDirectory(name);
-  }
-  Status SyncDirectory(const std::string& name) override {
-    return PosixStorage().SyncDirectory(name);
-  }
-  Status Rename(const std::string& from, const std::string& to, RenameMode mode) override {
-    return PosixStorage().Rename(from, to, mode);
-  }
-  Status Remove(const std::string& name) override { return PosixStorage().Remove(name); }
-  Result<std::unique_ptr<StorageLock>> Lock(const std::string& name) override {
-    return PosixStorage().Lock(name);
-  }
-};
-
 /// Returns the message that a rank sends in exchange A, its plan (no `reply`), or in exchange B,
 /// after it has written its file as `reply` says.
-inline std::string MessageOf(const Job& job, std::uint64_t rank, std::optional<std::string> reply,
-                             Storage* storage) {
+inline std::string MessageOf(const Job& job, std::uint64_t rank, std::optional<std::string> reply) {
   static const std::vector<float> memory = MakeMemory(job);
   const std::size_t wanted = reply ? 2 : 1;
   OneRank coordinator(job, rank, std::move(reply));
-  const auto saved = Save(StateOf(job, rank, memory), job.path, LongSave(), coordinator,
-                          storage == nullptr ? PosixStorage() : *storage);
+  const auto saved = Save(StateOf(job, rank, memory), job.path, LongSave(), coordinator);
   if (coordinator.sent().size() != wanted) {
     Die("rank " + std::to_string(rank) + ": " + saved.status().message());
   }

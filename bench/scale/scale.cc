@@ -61,7 +61,7 @@ enum class Ask : std::uint8_t { kPlan, kReply, kReceipt };
 
 /// Runs this program as one rank: the reply comes by `in`, the receipt goes by `out`.
 [[noreturn]] void RunOneRank(const Job& job, std::uint64_t rank) {
-  Put(STDOUT_FILENO, MessageOf(job, rank, Take(STDIN_FILENO), nullptr));
+  Put(STDOUT_FILENO, MessageOf(job, rank, Take(STDIN_FILENO)));
   std::_Exit(0);
 }
 
@@ -103,19 +103,18 @@ std::uint64_t MeasuredRank(const Job& job) { return job.ranks / 2; }
 
 /// Answers requests until the pipe ends; then reports the cost of the measured rank.
 [[noreturn]] void RunOtherRanks(const Job& job, int asker) {
-  UnlistedStorage storage;
   std::map<std::uint64_t, std::string> replies;
   Cost one;
   std::array<std::uint64_t, 2> question{};
   while (ReadAll(asker, question.data(), sizeof(question))) {
     const std::uint64_t rank = question[1];
     switch (static_cast<Ask>(question[0])) {
-      case Ask::kPlan: Put(asker, MessageOf(job, rank, std::nullopt, &storage)); break;
+      case Ask::kPlan: Put(asker, MessageOf(job, rank, std::nullopt)); break;
       case Ask::kReply: replies[rank] = Take(asker); break;
       case Ask::kReceipt: {
         const auto reply = replies.extract(rank);
         Put(asker, rank == MeasuredRank(job) ? Measured(job, rank, reply.mapped(), &one)
-                                             : MessageOf(job, rank, reply.mapped(), &storage));
+                                             : MessageOf(job, rank, reply.mapped()));
         if (rank == job.ranks - 1) {
           WriteAll(asker, &one, sizeof(one));
         }

@@ -31,7 +31,8 @@ inline State StateOf(const Job& job, std::uint64_t rank, const std::vector<float
     const Dims shape{job.ranks * kRowsPerRank, kColumns};
     const Box box{{rank * kRowsPerRank, 0}, {kRowsPerRank, kColumns}};
     state.tensors.push_back({"model.layers." + std::to_string(i) + ".attention.weight",
-                             DType::kFloat32, shape, box, HostMemory{memory.data() + i * kElements}});
+                             DType::kFloat32, shape, box,
+                             HostMemory{memory.data() + i * kElements}});
   }
   state.objects.push_back(
       {"train/rank" + std::to_string(rank),

@@ -361,9 +361,8 @@ class CoordinatedSave final : public SaveSession {
     if (!settled_.claim.empty()) {
       VARVE_RETURN_IF_ERROR(CheckUploadClaim(storage_, place.directory, settled_.claim));
     }
-    VARVE_RETURN_IF_ERROR(place.is_made ? AwaitDirectory(storage_, place.directory) : Status::Ok());
     return WriteFileWork(storage_, JoinPath(place.directory, file_name_), work_, staged, options_,
-                         &phases_);
+                         &phases_, place.is_made ? Directory::kOfAnotherRank : Directory::kOwn);
   }
 
   /// Makes this rank's files of what all ranks have written, where the format needs it: an exchange

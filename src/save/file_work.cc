@@ -16,35 +16,44 @@ namespace {
 constexpr auto kVisibilityWait = std::chrono::seconds(10);
 constexpr auto kVisibilityPoll = std::chrono::milliseconds(20);
 
-}  // namespace
+Result<std::unique_ptr<WritableFile>> Open(Storage& storage, const std::string& path,
+                                           const FileWork& work, const SaveOptions& options) {
+  return work.open ? work.open(storage, ParentPath(path), options.direct)
+                   : storage.OpenForWrite(path, {.size = work.size, .direct = options.direct});
+}
 
-Status AwaitDirectory(Storage& storage, const std::string& staging) {
+/// Opens the file in a directory that another rank has made, which this one may not see yet. The
+/// file itself tells: a look at the directory would be a call for each file that is there, of each
+/// rank.
+Result<std::unique_ptr<WritableFile>> OpenWhenSeen(Storage& storage, const std::string& path,
+                                                   const FileWork& work,
+                                                   const SaveOptions& options) {
   const auto give_up = Now() + kVisibilityWait;
-  // Only absence may be a matter of time; any other error is final.
-  for (Status seen = storage.List(staging).status(); !seen.ok();
-       seen = storage.List(staging).status()) {
-    if (seen.code() != StatusCode::kNotFound) {
-      return seen;
+  while (true) {
+    auto file = Open(storage, path, work, options);
+    // Only absence may be a matter of time; any other error is final.
+    if (file.status().code() != StatusCode::kNotFound) {
+      return file;
     }
     if (Now() > give_up) {
-      return FailedPrecondition("does not see the staging directory " + staging +
+      return FailedPrecondition("does not see the staging directory " + ParentPath(path) +
                                 " that the coordinator made; all ranks must save to one shared "
                                 "file system");
     }
     SleepFor(kVisibilityPoll);
   }
-  return Status::Ok();
 }
+
+}  // namespace
 
 Result<WrittenShare> WriteFileWork(Storage& storage, const std::string& path, const FileWork& work,
                                    StagedFile* staged, const SaveOptions& options,
-                                   std::vector<Phase>* phases) {
+                                   std::vector<Phase>* phases, Directory directory) {
   std::optional<PhaseTimer> timer;
   timer.emplace(phases, "write", work.size);
-  VARVE_ASSIGN_OR_RETURN(
-      const auto file,
-      work.open ? work.open(storage, ParentPath(path), options.direct)
-                : storage.OpenForWrite(path, {.size = work.size, .direct = options.direct}));
+  VARVE_ASSIGN_OR_RETURN(const auto file, directory == Directory::kOfAnotherRank
+                                              ? OpenWhenSeen(storage, path, work, options)
+                                              : Open(storage, path, work, options));
   WriteSegmentsOptions write_options{.block_bytes = work.block_bytes,
                                      .sums = work.sums,
                                      .writes_in_flight = options.writes_in_flight,

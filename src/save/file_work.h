@@ -52,15 +52,21 @@ struct WrittenShare {
   std::uint64_t pageable_bytes = 0;
 };
 
-/// Waits until this rank sees the staging directory that the coordinator has made: on network file
-/// systems another node's new directory may take a while to be seen. Errors: FailedPrecondition.
-Status AwaitDirectory(Storage& storage, const std::string& staging);
+/// Who has made the directory of a file.
+enum class Directory : std::uint8_t {
+  kOwn,
+  /// Another node's, which on network file systems may take a while to be seen: the file is tried
+  /// for some seconds.
+  kOfAnotherRank,
+};
 
 /// Writes the file at `path`, which must not exist, and makes it durable. The data come from the
 /// segments, or from `staged`, which is a copy of them. Adds "write" and "sync" to `phases`, unless
-/// it is null. Errors: as WriteSegments and StagedFile::WriteTo.
+/// it is null. Errors: as WriteSegments and StagedFile::WriteTo; FailedPrecondition where another
+/// rank's directory is not seen.
 Result<WrittenShare> WriteFileWork(Storage& storage, const std::string& path, const FileWork& work,
                                    StagedFile* staged, const SaveOptions& options,
-                                   std::vector<Phase>* phases = nullptr);
+                                   std::vector<Phase>* phases = nullptr,
+                                   Directory directory = Directory::kOwn);
 
 }  // namespace varve
