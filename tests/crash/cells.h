@@ -265,16 +265,13 @@ class CrashCell : public testing::TestWithParam<Cell> {
   void JudgeSave(Left& left) {
     const int seen = Seen(left.storage);
     const int before = had_one_ && !damaged_ ? 1 : 0;
-    const bool may_be_visible =
-        left.outcome.message().find("may be visible") != std::string::npos ||
-        left.outcome.message().find("is visible but may not survive") != std::string::npos;
     std::set<int> allowed{2};
     if (!left.outcome.ok()) {
       allowed.insert(before);
       if (way_->has_gap) {
         allowed.insert(0);
       }
-      if (left.fate == Left::Fate::kTold && !may_be_visible && !way_->apart) {
+      if (left.fate == Left::Fate::kTold && !IsOpen(left.outcome) && !way_->apart) {
         allowed.erase(2);
       }
     }

@@ -48,6 +48,12 @@ struct Left {
 };
 using Judge = std::function<void(Left&)>;
 
+/// Returns true where a save says that it does not know whether readers see it, or will.
+inline bool IsOpen(const Status& outcome) {
+  return outcome.message().find("may be visible") != std::string::npos ||
+         outcome.message().find("is visible but may not survive") != std::string::npos;
+}
+
 /// Returns a name without what is random or counted in it.
 inline std::string WithoutIds(const std::string& name) {
   static const std::regex id("[0-9a-f]{12,}");
@@ -202,6 +208,11 @@ class ObjectRun {
   /// Sets what becomes of each request from now on: a number of faults(), or -1.
   virtual void SetScript(std::function<int(int index)> script) = 0;
   [[nodiscard]] virtual int requests() const = 0;  ///< Since SetScript.
+  /// From now on the `number`th write of a whole object gets no answer, and the request after it,
+  /// which would look what became of it, fails. The write is carried out, or `late`: by SettleWrite.
+  virtual void LoseWrite(int /*number*/, bool /*late*/) {}
+  virtual void SettleWrite(bool /*carries_out*/) {}
+  [[nodiscard]] virtual int writes() const { return 0; }  ///< Since LoseWrite.
   [[nodiscard]] virtual Names names() const = 0;
 };
 
@@ -211,7 +222,8 @@ struct ObjectFaults {
   int passing;
   int told;
   std::vector<int> dead;
-  int refusal;  ///< Of all that a dead process would send.
+  int refusal;                ///< Of all that a dead process would send.
+  bool loses_writes = false;  ///< It can LoseWrite.
 };
 
 class Objects : public CellPlace {
@@ -238,7 +250,7 @@ class Objects : public CellPlace {
       const auto script = [&](int index) {
         return index < at ? -1 : index == at ? last : faults().refusal;
       };
-      while (Once(act, judge, Left::Fate::kDied, "dies", at, script) > at) {
+      while (Once(act, judge, Left::Fate::kDied, "dies", at, Script(script)) > at) {
         at += step;
       }
     }
@@ -246,14 +258,23 @@ class Objects : public CellPlace {
   }
 
   std::uint64_t Fail(const Action& act, const Judge& judge) override {
-    int requests = Once(act, judge, Left::Fate::kPasses, "no fault", -1, [](int) { return -1; });
+    int requests =
+        Once(act, judge, Left::Fate::kPasses, "no fault", -1, Script([](int) { return -1; }));
     const int step = requests_a_step() * static_cast<int>(stride_);
     for (int fault = 0; fault < faults().passing + faults().told; ++fault) {
       const auto fate = fault < faults().passing ? Left::Fate::kPasses : Left::Fate::kTold;
       for (int at = fault % step; at < requests; at += step) {
         const int made = Once(act, judge, fate, "fault " + std::to_string(fault), at,
-                              [&](int index) { return index == at ? fault : -1; });
+                              Script([&](int index) { return index == at ? fault : -1; }));
         requests = std::max(requests, made);
+      }
+    }
+    for (const bool late : faults().loses_writes ? std::vector{false, true} : std::vector<bool>()) {
+      int at = 0;
+      const auto lose = [&](ObjectRun& run) { run.LoseWrite(at, late); };
+      while (Once(act, judge, Left::Fate::kTold, late ? "a late write" : "a lost answer", at, lose,
+                  &ObjectRun::writes) > at) {
+        at += static_cast<int>(stride_);
       }
     }
     return static_cast<std::uint64_t>(requests);
@@ -273,21 +294,28 @@ class Objects : public CellPlace {
     return run;
   }
 
-  /// Returns how many requests `act` has made.
+  using Inject = std::function<void(ObjectRun&)>;
+  using Count = int (ObjectRun::*)() const;
+  static Inject Script(const std::function<int(int)>& script) {
+    return [script](ObjectRun& run) { run.SetScript(script); };
+  }
+
+  /// Returns how many requests `act` has made, or what else is to be counted.
   int Once(const Action& act, const Judge& judge, Left::Fate fate, const std::string& what, int at,
-           const std::function<int(int)>& script) {
+           const Inject& inject, Count count = &ObjectRun::requests) {
     const auto run = Started();
-    run->SetScript(script);
+    inject(*run);
     const Status outcome = act(run->storage());
-    const int requests = run->requests();
+    const int counted = (*run.*count)();
     run->SetScript([](int) { return -1; });
+    run->SettleWrite(IsOpen(outcome));
     const testing::ScopedTrace trace(
         "", 0, what + " at request " + std::to_string(at) + ", which gave " + outcome.ToString());
     Left left{.storage = run->storage(), .fate = fate, .outcome = outcome, .names = [&] {
                 return run->names();
               }};
     judge(left);
-    return testing::Test::HasFailure() ? 0 : requests;
+    return testing::Test::HasFailure() ? 0 : counted;
   }
 
   std::vector<Action> actions_;
@@ -308,7 +336,19 @@ class FaultyStore final : public ObjectStore {
     return Call<Result<std::vector<StoreEntry>>>([&] { return inner_.List(prefix, unfinished); });
   }
   Status Put(const std::string& name, std::span<const std::byte> data, bool if_absent) override {
-    return Call<Status>([&] { return inner_.Put(name, data, if_absent); });
+    const auto put = [&] { return inner_.Put(name, data, if_absent); };
+    if (puts++ != lost) {
+      return Call<Status>(put);
+    }
+    is_lost_ = true;
+    if (late) {
+      late_ = [this, name, bytes = std::vector(data.begin(), data.end()), if_absent] {
+        (void)inner_.Put(name, bytes, if_absent);
+      };
+    } else {
+      (void)put();
+    }
+    return Unavailable("injected: the answer is lost");
   }
   Status Remove(const std::vector<std::string>& names) override {
     return Call<Status>([&] { return inner_.Remove(names); });
@@ -326,15 +366,26 @@ class FaultyStore final : public ObjectStore {
   }
   std::int64_t NowNs() override { return (TimeOfDay() + std::chrono::hours(48)).count(); }
 
+  void Settle(bool carries_out) {
+    is_lost_ = false;
+    if (const auto write = std::exchange(late_, {}); write && carries_out) {
+      write();
+    }
+    lost = -1;
+  }
+
   enum : int { kBefore, kAfter };
   std::function<int(int)> script = [](int) { return -1; };
   std::atomic<int> calls = 0;
+  std::atomic<int> puts = 0;
+  int lost = -1;      ///< The Put that gets no answer.
+  bool late = false;  ///< It is carried out by Settle.
   [[nodiscard]] const StoreInMemory& inner() const { return inner_; }
 
  private:
   template <class Returned, class Function>
   Returned Call(const Function& function) {
-    const int fault = script(calls++);
+    const int fault = is_lost_.exchange(false) ? static_cast<int>(kBefore) : script(calls++);
     if (fault == kBefore) {
       return Unavailable("injected: no answer");
     }
@@ -343,6 +394,8 @@ class FaultyStore final : public ObjectStore {
                            : std::move(returned);
   }
   StoreInMemory inner_;
+  std::atomic<bool> is_lost_ = false;
+  std::function<void()> late_;
 };
 
 class StoreRun final : public ObjectRun {
@@ -358,6 +411,13 @@ class StoreRun final : public ObjectRun {
     store_->calls = 0;
   }
   [[nodiscard]] int requests() const override { return store_->calls; }
+  void LoseWrite(int number, bool late) override {
+    store_->puts = 0;
+    store_->lost = number;
+    store_->late = late;
+  }
+  void SettleWrite(bool carries_out) override { store_->Settle(carries_out); }
+  [[nodiscard]] int writes() const override { return store_->puts; }
   [[nodiscard]] Names names() const override {
     Names names;
     for (const std::string& name : store_->inner().Names()) {
@@ -387,7 +447,8 @@ class Store final : public Objects {
     static const ObjectFaults kFaults{.passing = 0,
                                       .told = 2,
                                       .dead = {FaultyStore::kBefore, FaultyStore::kAfter},
-                                      .refusal = FaultyStore::kBefore};
+                                      .refusal = FaultyStore::kBefore,
+                                      .loses_writes = true};
     return kFaults;
   }
   [[nodiscard]] int requests_a_step() const override { return kSanitized ? 4 : 1; }
