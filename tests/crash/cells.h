@@ -102,6 +102,10 @@ inline std::unique_ptr<Way> MakeWay(const std::string& name, bool is_disk) {
          return std::make_unique<ApartThenTogetherWay>(name, Format::kVarve, 3, rows,
                                                        std::vector<int>{1, 0, 2});
        }},
+      {"ApartThenTheOthers",
+       [&] { return std::make_unique<ApartThenTheOthersWay>(name, Format::kVarve, rows); }},
+      {"TogetherOverApart",
+       [&] { return std::make_unique<TogetherOverApartWay>(name, Format::kVarve, 3, rows); }},
       {"DcpInPlace", [&] { return std::make_unique<InPlaceWay>(name, false); }},
       {"DcpInPlaceOfOneRank", [&] { return std::make_unique<InPlaceWay>(name, true); }},
       {"OlmoOfASmallerWorld",

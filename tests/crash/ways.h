@@ -111,6 +111,7 @@ class Way {
   bool is_save = false;            ///< Its errors name the checkpoint.
   bool takes_users = true;         ///< Other files may lie beside the first save.
   bool takes_damaged_only = false;  ///< Overwrite::kDamaged.
+  bool saves_a_part = false;        ///< SaveNext is what makes the checkpoint complete.
 
  private:
   const std::string name_;
@@ -213,6 +214,36 @@ class ApartThenTogetherWay final : public JobWay {
   Status SaveNext(const Order& order) override {
     return SaveTogether(*jobs_[2], order.path,
                         std::vector<Storage*>(order.storages.size(), order.storages[0]), true)[0];
+  }
+};
+
+/// Rank 0 alone, and the others of the same save that go on when it has died.
+class ApartThenTheOthersWay final : public JobWay {
+ public:
+  ApartThenTheOthersWay(std::string name, Format format, std::uint64_t rows)
+      : JobWay(std::move(name), format, 3, rows, {0, 1, 2}) {
+    saves_a_part = true;
+  }
+  [[nodiscard]] int next() const override { return 2; }
+  std::vector<Status> SaveAll(const Order& order) override {
+    return order.number == 1 ? JobWay::SaveAll(order) : std::vector{SaveRanks({0}, order)};
+  }
+  Status SaveNext(const Order& order) override { return SaveRanks({1, 2}, order); }
+
+ private:
+  Status SaveRanks(const std::vector<int>& ranks, const Order& order) {
+    return SaveApart(*jobs_[1], 2, ranks, order.path, *order.storages[0], true);
+  }
+};
+
+/// Ranks together, over what ranks apart have saved.
+class TogetherOverApartWay final : public JobWay {
+ public:
+  using JobWay::JobWay;
+  std::vector<Status> SaveAll(const Order& order) override {
+    return order.number == 1 ? std::vector{SaveApart(*jobs_[0], 1, {0, 1, 2}, order.path,
+                                                     *order.storages[0], false)}
+                             : JobWay::SaveAll(order);
   }
 };
 
