@@ -95,7 +95,7 @@ class Way {
   Status Save(const Order& order) {
     const std::vector<Status> outcomes = SaveAll(order);
     for (const Status& outcome : outcomes) {
-      EXPECT_TRUE(order.mortal || outcome.ok() == outcomes[0].ok())
+      EXPECT_TRUE(order.mortal || outcome.ToString() == outcomes[0].ToString())
           << outcomes[0].ToString() << " / " << outcome.ToString();
     }
     return outcomes[0];
