@@ -1,4 +1,4 @@
-// gc and repair, stopped at each of their operations, on what dead saves have left.
+// gc beside saves that live, without an effect, and on parts of files.
 
 #include <algorithm>
 #include <memory>
@@ -28,37 +28,14 @@ class GarbageCrash : public testing::TestWithParam<bool> {
     base_ = memory.AfterPowerCut(PowerCut::kKeepSynced);
   }
 
-  Scenario Overwrite() {
-    return {.path = kPath,
-            .before = &old_.content(),
-            .after = &new_.content(),
-            .save = [this](Storage& s) { return SaveAlone(new_, kPath, s, true); },
-            .seeds = 4};
-  }
-
   JobState old_{1, 1};
   JobState new_{2, 1};
   std::unique_ptr<MemoryStorage> base_;
 };
 
-TEST_P(GarbageCrash, ACrashOfTheCollectorHarmsNoCheckpoint) {
-  const Scenario scenario = Overwrite();
-  EXPECT_GE(RunDoubleMatrix(*base_, scenario, Collect, nullptr).crash_points, 20U);
-}
-
-TEST_P(GarbageCrash, NothingIsLeftOfADeadSave) {
-  ForEachCrash(*base_, Overwrite().save, [&](MemoryStorage& left, const Status& /*outcome*/) {
-    for (const Survivor& survivor : Survivors(left, 2)) {
-      EXPECT_TRUE(IsOk(Collect(*survivor.storage))) << survivor.how;
-      EXPECT_TRUE(HoldsOneOf(kPath, *survivor.storage, {&old_.content(), &new_.content()}))
-          << survivor.how;
-      EXPECT_TRUE(HoldsNothingBut({kPath}, *survivor.storage)) << survivor.how;
-    }
-  });
-}
-
 TEST_P(GarbageCrash, ADryRunChangesNothing) {
-  ForEachCrash(*base_, Overwrite().save, [&](MemoryStorage& left, const Status& /*outcome*/) {
+  const auto save = [this](Storage& s) { return SaveAlone(new_, kPath, s, true); };
+  ForEachCrash(*base_, save, [&](MemoryStorage& left, const Status& /*outcome*/) {
     const auto survivor = left.AfterKill();
     std::vector<std::string> before;
     std::vector<std::string> after;
@@ -94,47 +71,6 @@ TEST_P(GarbageCrash, ALiveSaveLosesNothing) {
 INSTANTIATE_TEST_SUITE_P(FileSystems, GarbageCrash, testing::Bool(), [](const auto& test) {
   return std::string(test.param ? "WithExchange" : "WithoutExchange");
 });
-
-/// Uncoordinated saves that die, then a gc or a repair.
-class GarbageCrashApart : public testing::Test {
- protected:
-  JobState old_{1, 2};
-  JobState new_{2, 2};
-
-  std::unique_ptr<MemoryStorage> WithOld() {
-    MemoryStorage memory;
-    EXPECT_TRUE(IsOk(SaveApart(old_, 1, {0, 1}, kPath, memory, false)));
-    return memory.AfterPowerCut(PowerCut::kKeepAll);
-  }
-};
-
-TEST_F(GarbageCrashApart, ACrashOfTheCollectorHarmsNoCheckpoint) {
-  const Scenario scenario{
-      .path = kPath,
-      .before = &old_.content(),
-      .after = &new_.content(),
-      .save = [this](Storage& s) { return SaveApart(new_, 2, {1, 0}, kPath, s, true); },
-      .seeds = 2};
-  RunDoubleMatrix(*WithOld(), scenario, Collect, nullptr);
-}
-
-TEST_F(GarbageCrashApart, ARepairThatDiesLeavesTheCheckpointLoadable) {
-  const auto base = WithOld();
-  const auto repair = [](Storage& s) { return Repair(kPath, s).status(); };
-  const std::uint64_t points =
-      ForEachCrash(*base, repair, [&](MemoryStorage& left, const Status& outcome) {
-        for (const Survivor& survivor : Survivors(left, 8)) {
-          EXPECT_TRUE(HoldsOneOf(kPath, *survivor.storage, {&old_.content()})) << survivor.how;
-          if (outcome.ok()) {
-            EXPECT_TRUE(IsOk(survivor.storage->OpenForRead(JoinPath(kPath, "varve.json"))));
-          }
-          EXPECT_TRUE(IsOk(Repair(kPath, *survivor.storage))) << survivor.how;
-          EXPECT_TRUE(HoldsOneOf(kPath, *survivor.storage, {&old_.content()})) << survivor.how;
-          EXPECT_TRUE(HoldsNothingBut({kPath}, *survivor.storage)) << survivor.how;
-        }
-      });
-  EXPECT_GE(points, 8U);
-}
 
 TEST(GarbageOfFiles, APartStaysWhileTheWriterOfTheFileLives) {
   MemoryStorage storage;
