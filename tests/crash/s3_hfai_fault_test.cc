@@ -1,5 +1,5 @@
-// Saves as hfai's parts by two ranks, with a fault or a death at each of the requests that they
-// make of an S3 server. Objects have fixed names there; see publish/fixed_names.cc.
+// Saves as hfai's parts by two ranks to an S3 server: what they replace, other writers and lost
+// ranks. Objects have fixed names there; see publish/fixed_names.cc.
 
 #include <algorithm>
 #include <functional>
@@ -52,17 +52,6 @@ class S3FaultsOfHfai : public S3Faults {
     return *outcomes[0];
   }
 
-  static Prepare Before(bool overwrite) {
-    return [overwrite](S3Server&, Storage& storage) {
-      EXPECT_TRUE(!overwrite || IsOk(SaveParts(1, storage, Overwrite::kNever)));
-    };
-  }
-  static Act SaveSecond(bool overwrite) {
-    return [overwrite](Storage& storage) {
-      return SaveParts(2, storage, overwrite ? Overwrite::kInPlace : Overwrite::kNever);
-    };
-  }
-
   /// Returns how many objects the checkpoint's directory has.
   static std::size_t ObjectsIn(const S3Server& server) {
     const auto objects = server.objects();
@@ -73,39 +62,6 @@ class S3FaultsOfHfai : public S3Faults {
 
   static int SeenNumber(Storage& storage) { return S3Faults::SeenNumber(storage, kElements); }
 };
-
-TEST_F(S3FaultsOfHfai, ASaveIsWholeOrIsNotSeenWhateverFails) {
-  for (const bool overwrite : {false, true}) {
-    WithEachFault(
-        And(kPassing, {S3Fault::kRefused}), Before(overwrite), SaveSecond(overwrite),
-        [&](Run& run) {
-          const int seen = SeenNumber(*run.storage);
-          EXPECT_TRUE(run.outcome.ok() || run.fault == S3Fault::kRefused) << run.what;
-          EXPECT_TRUE(run.outcome.ok() ? seen == 2 : seen == 0 || (overwrite && seen == 1))
-              << run.what << seen;
-          EXPECT_TRUE(IsOk(SaveParts(2, *run.storage, Overwrite::kInPlace)));
-          EXPECT_EQ(SeenNumber(*run.storage), 2);
-          EXPECT_EQ(ObjectsIn(run.server), 3U) << run.what;
-          EXPECT_TRUE(run.server.objects().contains(kMark));
-          EXPECT_EQ(run.server.open_uploads(), 0U) << run.what;
-        });
-  }
-}
-
-TEST_F(S3FaultsOfHfai, AfterADeathAtAnyRequestNothingHalfIsSeenAndADayLaterItGoes) {
-  for (const bool overwrite : {false, true}) {
-    WithEachDeath(Before(overwrite), SaveSecond(overwrite), [&](Run& run) {
-      const int seen = SeenNumber(*run.storage);
-      EXPECT_TRUE(run.outcome.ok() ? seen == 2 : seen != 1 || overwrite) << run.what;
-      const Status collected =
-          CollectGarbage("s3://bucket/run", DryRun::kNo, *run.storage).status();
-      EXPECT_TRUE(collected.ok() || collected.code() == StatusCode::kNotFound);
-      EXPECT_EQ(SeenNumber(*run.storage), seen) << run.what;
-      EXPECT_FALSE(run.server.objects().contains(kClaim));
-      EXPECT_EQ(run.server.open_uploads(), 0U);
-    });
-  }
-}
 
 TEST_F(S3FaultsOfHfai, ACheckpointStaysUntilItsReplacementInPlaceIsAskedFor) {
   S3Server server;
