@@ -144,15 +144,6 @@ inline Status HalveTheLargest(Storage& storage, const std::string& path) {
   return storage.SyncDirectory(ParentPath(largest));
 }
 
-/// Returns the order of a save of all ranks.
-inline Order OrderFor(const Way& way, Storage& storage, const std::string& path, int number,
-                      Overwrite overwrite = Overwrite::kNever) {
-  return {.storages = std::vector<Storage*>(static_cast<std::size_t>(way.ranks()), &storage),
-          .path = path,
-          .number = number,
-          .overwrite = overwrite};
-}
-
 class CrashCell : public testing::TestWithParam<Cell> {
  protected:
   CrashCell()

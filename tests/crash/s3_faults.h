@@ -90,25 +90,6 @@ class S3Faults : public testing::Test {
     return Holds(*content, old_) ? 1 : 2;
   }
 
-  /// Returns the number, 1 or 2, that all elements of its two tensors are: 0 for no checkpoint.
-  static int SeenNumber(Storage& storage, std::size_t elements) {
-    const auto content = ReadContent(kS3Path, storage);
-    if (!content.ok()) {
-      return 0;
-    }
-    EXPECT_EQ(content->tensors.size(), 2U);
-    for (int number = 1; number < 3; ++number) {
-      const std::vector<float> want(elements, static_cast<float>(number));
-      const std::string bytes(AsText(std::as_bytes(std::span(want))));
-      if (std::all_of(content->tensors.begin(), content->tensors.end(),
-                      [&](const auto& tensor) { return tensor.second.ends_with(bytes); })) {
-        return number;
-      }
-    }
-    ADD_FAILURE() << "a mix";
-    return 0;
-  }
-
   /// DCP makes a structure of its own, of the names.
   [[nodiscard]] bool Holds(const Content& content, const JobState& job) const {
     return content.tensors == job.content().tensors && content.objects == job.content().objects &&

@@ -12,9 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "crash/s3_faults.h"
-#include "interop/hfai/names.h"
-#include "support/hfai_part.h"
-#include "support/ranks.h"
+#include "crash/ways.h"
 #include "varve/catalogue.h"
 
 namespace varve::test::s3_hfai_fault_test {
@@ -22,34 +20,14 @@ namespace {
 
 constexpr const char* kMark = "bucket/run/step-1/.varve-uploaded";
 constexpr const char* kClaim = "bucket/run/step-1/.varve-uploading";
-constexpr std::size_t kElements = 3000;
-
-/// A rank's part: a model with one tensor of its own, all elements of which are a number.
-struct Part {
-  std::vector<float> memory;
-  State state;
-
-  Part(int rank, int world, int number) : memory(kElements, static_cast<float>(number)) {
-    const std::string name = "w" + std::to_string(rank);
-    state.tensors.push_back(
-        {name, DType::kFloat32, {kElements}, WholeBox({kElements}), HostMemory{memory.data()}});
-    state.objects.push_back(HfaiPart(rank, world, {Value::Str(name), HfaiLeaf(0)}));
-  }
-};
 
 class S3FaultsOfHfai : public S3Faults {
  protected:
   S3FaultsOfHfai() : S3Faults(Format::kHfai) {}
 
   static Status SaveParts(int number, Storage& storage, Overwrite overwrite, int ranks = kS3Ranks) {
-    const auto outcomes = OnEveryRank(MakeInProcessCoordinators(ranks), [&](Coordinator& rank) {
-      const Part part(rank.rank(), rank.size(), number);
-      SaveOptions options = SmallSave(false, Format::kHfai);
-      options.overwrite = overwrite;
-      return Save(part.state, kS3Path, options, rank, storage).status();
-    });
-    EXPECT_EQ(outcomes[0]->ok(), outcomes.back()->ok());
-    return *outcomes[0];
+    HfaiWay way("Hfai", ranks, /*objects=*/false);
+    return way.Save(OrderFor(way, storage, kS3Path, number, overwrite));
   }
 
   /// Returns how many objects the checkpoint's directory has.
@@ -60,7 +38,12 @@ class S3FaultsOfHfai : public S3Faults {
         [](const auto& object) { return object.first.starts_with("bucket/run/step-1/"); }));
   }
 
-  static int SeenNumber(Storage& storage) { return S3Faults::SeenNumber(storage, kElements); }
+  /// Returns 0 for no checkpoint.
+  static int SeenNumber(Storage& storage) {
+    const auto number = NumberIn(storage, kS3Path);
+    EXPECT_NE(number.status().code(), StatusCode::kInternal) << "a mix";
+    return number.ok() ? *number : 0;
+  }
 };
 
 TEST_F(S3FaultsOfHfai, ACheckpointStaysUntilItsReplacementInPlaceIsAskedFor) {
@@ -159,9 +142,7 @@ TEST_F(S3FaultsOfHfai, ARankThatStoodStillDoesNotWriteWhereAnotherSaveHasTheName
   Status outcome;
   {
     const auto save = [&](Coordinator& coordinator) {
-      const Part part(coordinator.rank(), kS3Ranks, 1);
-      return Save(part.state, kS3Path, SmallSave(false, Format::kHfai), coordinator, *storage)
-          .status();
+      return HfaiWay::SaveRank(1, kS3Path, SmallSave(false, Format::kHfai), coordinator, *storage);
     };
     const std::jthread one([&] { outcome = save(*coordinators[0]); });
     const std::jthread other([&, inner = std::move(coordinators[1])]() mutable {
@@ -190,10 +171,9 @@ TEST_F(S3FaultsOfHfai, WhereARankIsLostItsFilesStayClaimed) {
   Status outcome;
   {
     const auto save = [&](Coordinator& coordinator) {
-      const Part part(coordinator.rank(), kS3Ranks, 1);
       SaveOptions options = SmallSave(false, Format::kHfai);
       options.timeout = std::chrono::seconds(2);
-      return Save(part.state, kS3Path, options, coordinator, *storage).status();
+      return HfaiWay::SaveRank(1, kS3Path, options, coordinator, *storage);
     };
     const std::jthread one([&] { outcome = save(*coordinators[0]); });
     const std::jthread other([&, inner = std::move(coordinators[1])]() mutable {

@@ -118,6 +118,15 @@ class Way {
   const int ranks_;
 };
 
+/// Returns the order of a save of all ranks.
+inline Order OrderFor(const Way& way, Storage& storage, const std::string& path, int number,
+                      Overwrite overwrite = Overwrite::kNever) {
+  return {.storages = std::vector<Storage*>(static_cast<std::size_t>(way.ranks()), &storage),
+          .path = path,
+          .number = number,
+          .overwrite = overwrite};
+}
+
 /// Saves of a JobState in a format.
 class JobWay : public Way {
  public:
@@ -247,24 +256,30 @@ class TogetherOverApartWay final : public JobWay {
   }
 };
 
+/// Returns the number that all elements of a checkpoint are. Errors: those of the reader; Internal
+/// for a mix.
+inline Result<int> NumberIn(Storage& storage, const std::string& path) {
+  VARVE_ASSIGN_OR_RETURN(const Content content, ReadContent(path, storage));
+  float number = 0;
+  for (const auto& [name, text] : content.tensors) {
+    for (std::size_t at = text.find(": ") + 2; at < text.size(); at += sizeof(float)) {
+      float element = 0;
+      std::memcpy(&element, text.data() + at, sizeof(element));
+      if (number != 0 && element != number) {
+        return Internal("a mix");
+      }
+      number = element;
+    }
+  }
+  return static_cast<int>(number);
+}
+
 /// Checkpoints all of whose elements are the number of their state.
 class NumberWay : public Way {
  public:
   using Way::Way;
   Result<int> Seen(Storage& storage, const std::string& path) override {
-    VARVE_ASSIGN_OR_RETURN(const Content content, ReadContent(path, storage));
-    float number = 0;
-    for (const auto& [name, text] : content.tensors) {
-      for (std::size_t at = text.find(": ") + 2; at < text.size(); at += sizeof(float)) {
-        float element = 0;
-        std::memcpy(&element, text.data() + at, sizeof(element));
-        if (number != 0 && element != number) {
-          return Internal("a mix");
-        }
-        number = element;
-      }
-    }
-    return static_cast<int>(number);
+    return NumberIn(storage, path);
   }
 };
 
@@ -279,17 +294,21 @@ class HfaiWay final : public NumberWay {
   }
   std::vector<Status> SaveAll(const Order& order) override {
     return Together(order.storages, order.mortal, [&](Coordinator& rank, Storage& storage) {
-      const std::vector<float> memory(3000, static_cast<float>(order.number));
-      const std::string name = "w" + std::to_string(rank.rank());
-      State state;
-      state.tensors.push_back(
-          {name, DType::kFloat32, {3000}, WholeBox({3000}), HostMemory{memory.data()}});
-      state.objects.push_back(HfaiPart(rank.rank(), rank.size(), {Value::Str(name), HfaiLeaf(0)}));
       SaveOptions options = SmallSave(false, Format::kHfai);
       options.overwrite =
           order.overwrite == Overwrite::kAlways && objects_ ? Overwrite::kInPlace : order.overwrite;
-      return varve::Save(state, order.path, options, rank, storage).status();
+      return SaveRank(order.number, order.path, options, rank, storage);
     });
+  }
+  static Status SaveRank(int number, const std::string& path, const SaveOptions& options,
+                         Coordinator& rank, Storage& storage) {
+    const std::vector<float> memory(3000, static_cast<float>(number));
+    const std::string name = "w" + std::to_string(rank.rank());
+    State state;
+    state.tensors.push_back(
+        {name, DType::kFloat32, {3000}, WholeBox({3000}), HostMemory{memory.data()}});
+    state.objects.push_back(HfaiPart(rank.rank(), rank.size(), {Value::Str(name), HfaiLeaf(0)}));
+    return varve::Save(state, path, options, rank, storage).status();
   }
 
  private:
