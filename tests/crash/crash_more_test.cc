@@ -218,6 +218,51 @@ INSTANTIATE_TEST_SUITE_P(All, CrashOfVerbs,
                               CellsOf({"Apart01"}, {"Disk", "Store"}, kOver)),
                          kName);
 
+/// A collector beside saves on a disk.
+class Collector : public CrashCell {
+ protected:
+  [[nodiscard]] const MemoryStorage& base() const { return dynamic_cast<Disk&>(*place_).base(); }
+};
+
+TEST_P(Collector, TakesNothingOfALiveSave) {
+  const auto memory = base().AfterKill();
+  FaultyStorage watched(*memory);
+  std::uint64_t collections = 0;
+  watched.SetObserver([&](Operation, const std::string&) {
+    ++collections;
+    EXPECT_TRUE(IsOk(Collect()(*memory)));
+  });
+  EXPECT_TRUE(IsOk(SaveNew()(watched)));
+  EXPECT_GE(collections, 20U);
+  EXPECT_EQ(Seen(*memory), 2);
+  EXPECT_EQ(Disk::NamesIn(*memory), NamesOf(2));
+}
+
+TEST_P(Collector, ADryRunChangesNothing) {
+  ForEachCrash(base(), SaveNew(), [this](MemoryStorage& left, const Status& /*outcome*/) {
+    const auto survivor = left.AfterKill();
+    std::vector<std::string> before;
+    std::vector<std::string> after;
+    ListTree(*survivor, ".", &before);
+    const auto would = CollectGarbage(place_->run(), DryRun::kYes, *survivor);
+    ASSERT_TRUE(IsOk(would));
+    ListTree(*survivor, ".", &after);
+    // A probe of a dead save's lock removes the lock's file, which no save needs.
+    std::erase_if(before, [](const std::string& name) { return name.ends_with(".varve-lock"); });
+    EXPECT_EQ(before, after);
+    const auto does = CollectGarbage(place_->run(), DryRun::kNo, *survivor);
+    ASSERT_TRUE(IsOk(does));
+    EXPECT_EQ(would->recovered, does->recovered);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Disk, Collector,
+                         Join(CellsOf({"Varve"}, {"Disk", "DiskWithoutExchange"}, kOver),
+                              CellsOf({"VarveWithSideFiles", "Dcp", "Hf", "Apart201", "DcpInPlace",
+                                       "Unshard", "OlmoLegacyOverLocal"},
+                                      {"Disk"}, {Before::kBesideUsersFiles})),
+                         kName);
+
 /// Repair makes the index again from data files, of ranks apart their first one.
 class CrashOfRepair : public CrashCell {};
 

@@ -1,9 +1,7 @@
-// gc beside saves that live, without an effect, and on parts of files.
+// gc and parts of files whose writers live.
 
 #include <algorithm>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -18,59 +16,6 @@ namespace {
 constexpr const char* kPath = "runs/step-1";
 
 Status Collect(Storage& storage) { return CollectGarbage("runs", DryRun::kNo, storage).status(); }
-
-/// An overwrite that dies anywhere, then a gc.
-class GarbageCrash : public testing::TestWithParam<bool> {
- protected:
-  GarbageCrash() {
-    MemoryStorage memory({.exchange = GetParam()});
-    EXPECT_TRUE(IsOk(SaveAlone(old_, kPath, memory, false)));
-    base_ = memory.AfterPowerCut(PowerCut::kKeepSynced);
-  }
-
-  JobState old_{1, 1};
-  JobState new_{2, 1};
-  std::unique_ptr<MemoryStorage> base_;
-};
-
-TEST_P(GarbageCrash, ADryRunChangesNothing) {
-  const auto save = [this](Storage& s) { return SaveAlone(new_, kPath, s, true); };
-  ForEachCrash(*base_, save, [&](MemoryStorage& left, const Status& /*outcome*/) {
-    const auto survivor = left.AfterKill();
-    std::vector<std::string> before;
-    std::vector<std::string> after;
-    ListTree(*survivor, ".", &before);
-    const auto would = CollectGarbage("runs", DryRun::kYes, *survivor);
-    ASSERT_TRUE(IsOk(would));
-    ListTree(*survivor, ".", &after);
-    // A probe of a dead save's lock removes the lock's file, which no save needs.
-    std::erase_if(before, [](const std::string& name) { return name.ends_with(".varve-lock"); });
-    EXPECT_EQ(before, after);
-    const auto does = CollectGarbage("runs", DryRun::kNo, *survivor);
-    ASSERT_TRUE(IsOk(does));
-    EXPECT_EQ(would->recovered, does->recovered);
-  });
-}
-
-TEST_P(GarbageCrash, ALiveSaveLosesNothing) {
-  // A gc runs at every operation of the save.
-  const auto memory = base_->AfterKill();
-  FaultyStorage watched(*memory);
-  std::uint64_t collections = 0;
-  watched.SetObserver([&](Operation, const std::string&) {
-    ++collections;
-    const auto report = CollectGarbage("runs", DryRun::kNo, *memory);
-    EXPECT_TRUE(IsOk(report));
-  });
-  EXPECT_TRUE(IsOk(SaveAlone(new_, kPath, watched, true)));
-  EXPECT_GE(collections, 20U);
-  EXPECT_TRUE(HoldsOneOf(kPath, *memory, {&new_.content()}));
-  EXPECT_TRUE(HoldsNothingBut({kPath}, *memory));
-}
-
-INSTANTIATE_TEST_SUITE_P(FileSystems, GarbageCrash, testing::Bool(), [](const auto& test) {
-  return std::string(test.param ? "WithExchange" : "WithoutExchange");
-});
 
 TEST(GarbageOfFiles, APartStaysWhileTheWriterOfTheFileLives) {
   MemoryStorage storage;
