@@ -39,16 +39,6 @@ std::string DataFileOf(Storage& storage) {
   return "none";
 }
 
-TEST(OverwriteDamaged, LeavesAnIntactCheckpoint) {
-  MemoryStorage storage;
-  const JobState old(1, 1);
-  ASSERT_TRUE(IsOk(SaveAlone(old, kPath, storage, false)));
-  EXPECT_TRUE(FailsWith(SaveAs(Overwrite::kDamaged, JobState(2, 1), kPath, storage),
-                        StatusCode::kAlreadyExists, {kPath, "not damaged"}));
-  EXPECT_TRUE(HoldsOneOf(kPath, storage, {&old.content()}));
-  EXPECT_TRUE(HoldsNothingBut({kPath}, storage));
-}
-
 TEST(OverwriteDamaged, ReplacesOneWithAnyDamage) {
   const JobState old(1, 1);
   const JobState fresh(2, 1);
@@ -162,33 +152,6 @@ TEST(RemoveCheckpoint, RefusesWhatIsNoneAndWhatIsBeingSaved) {
         << lock;
   }
   EXPECT_TRUE(IsOk(CheckpointReader::Open(kPath, storage)));
-}
-
-TEST(RemoveCheckpoint, LeavesAWholeCheckpointOrNoneWhereverItIsStopped) {
-  MemoryStorage memory;
-  const JobState job(1, 1);
-  ASSERT_TRUE(IsOk(SaveAlone(job, kPath, memory, false)));
-  const auto base = memory.AfterPowerCut(PowerCut::kKeepAll);
-  const auto remove = [](Storage& s) { return RemoveCheckpoint(kPath, DryRun::kNo, s).status(); };
-  ForEachCrash(*base, remove, [&](MemoryStorage& left, const Status& outcome) {
-    for (const Survivor& survivor : Survivors(left, 4)) {
-      Storage& storage = *survivor.storage;
-      EXPECT_TRUE(HoldsOneOf(kPath, storage, {&job.content()}, /*may_be_absent=*/true));
-      const bool there = CheckpointReader::Open(kPath, storage).ok();
-      EXPECT_FALSE(there && outcome.ok());
-      const auto listed = ListCheckpoints("runs", storage).value();
-      for (const CheckpointEntry& entry : listed) {
-        EXPECT_TRUE(entry.state == CheckpointState::kWhole ||
-                    entry.state == CheckpointState::kStale);
-        if (entry.state == CheckpointState::kStale) {
-          EXPECT_TRUE(FailsWith(Repair(JoinPath("runs", entry.name), storage),
-                                StatusCode::kFailedPrecondition, {"varve gc"}));
-        }
-      }
-      ASSERT_TRUE(IsOk(CollectGarbage("runs", DryRun::kNo, storage)));
-      EXPECT_EQ(storage.List("runs")->size(), there ? 1U : 0U) << survivor.how;
-    }
-  });
 }
 
 TEST(UncoordinatedSave, DoesNotHideACheckpointThatAnInterruptedOverwriteHasDisplaced) {

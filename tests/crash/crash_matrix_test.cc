@@ -49,7 +49,8 @@ INSTANTIATE_TEST_SUITE_P(
     Apart, CrashMatrix,
     Join(CellsOf({"Apart012", "Apart201", "Apart120", "ApartThenNever", "ApartThenTogether"},
                  {"Disk"}, {Before::kNothing, Before::kCheckpoint}),
-         CellsOf({"Apart201"}, {"Disk"}, {Before::kDamaged, Before::kBesideUsersFiles})),
+         CellsOf({"Apart201"}, {"Disk"}, {Before::kDamaged, Before::kBesideUsersFiles}),
+         CellsOf({"TogetherOverApart"}, {"DiskWithoutExchange"}, kOver)),
     kName);
 INSTANTIATE_TEST_SUITE_P(Dcp, CrashMatrix,
                          Join(CellsOf({"Dcp"}, {"Disk"}, kAll),

@@ -1,9 +1,7 @@
-// gc and repair, stopped at each of their operations, on what dead saves have left.
+// gc and parts of files whose writers live.
 
 #include <algorithm>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -18,123 +16,6 @@ namespace {
 constexpr const char* kPath = "runs/step-1";
 
 Status Collect(Storage& storage) { return CollectGarbage("runs", DryRun::kNo, storage).status(); }
-
-/// An overwrite that dies anywhere, then a gc.
-class GarbageCrash : public testing::TestWithParam<bool> {
- protected:
-  GarbageCrash() {
-    MemoryStorage memory({.exchange = GetParam()});
-    EXPECT_TRUE(IsOk(SaveAlone(old_, kPath, memory, false)));
-    base_ = memory.AfterPowerCut(PowerCut::kKeepSynced);
-  }
-
-  Scenario Overwrite() {
-    return {.path = kPath,
-            .before = &old_.content(),
-            .after = &new_.content(),
-            .save = [this](Storage& s) { return SaveAlone(new_, kPath, s, true); },
-            .seeds = 4};
-  }
-
-  JobState old_{1, 1};
-  JobState new_{2, 1};
-  std::unique_ptr<MemoryStorage> base_;
-};
-
-TEST_P(GarbageCrash, ACrashOfTheCollectorHarmsNoCheckpoint) {
-  const Scenario scenario = Overwrite();
-  EXPECT_GE(RunDoubleMatrix(*base_, scenario, Collect, nullptr).crash_points, 20U);
-}
-
-TEST_P(GarbageCrash, NothingIsLeftOfADeadSave) {
-  ForEachCrash(*base_, Overwrite().save, [&](MemoryStorage& left, const Status& /*outcome*/) {
-    for (const Survivor& survivor : Survivors(left, 2)) {
-      EXPECT_TRUE(IsOk(Collect(*survivor.storage))) << survivor.how;
-      EXPECT_TRUE(HoldsOneOf(kPath, *survivor.storage, {&old_.content(), &new_.content()}))
-          << survivor.how;
-      EXPECT_TRUE(HoldsNothingBut({kPath}, *survivor.storage)) << survivor.how;
-    }
-  });
-}
-
-TEST_P(GarbageCrash, ADryRunChangesNothing) {
-  ForEachCrash(*base_, Overwrite().save, [&](MemoryStorage& left, const Status& /*outcome*/) {
-    const auto survivor = left.AfterKill();
-    std::vector<std::string> before;
-    std::vector<std::string> after;
-    ListTree(*survivor, ".", &before);
-    const auto would = CollectGarbage("runs", DryRun::kYes, *survivor);
-    ASSERT_TRUE(IsOk(would));
-    ListTree(*survivor, ".", &after);
-    // A probe of a dead save's lock removes the lock's file, which no save needs.
-    std::erase_if(before, [](const std::string& name) { return name.ends_with(".varve-lock"); });
-    EXPECT_EQ(before, after);
-    const auto does = CollectGarbage("runs", DryRun::kNo, *survivor);
-    ASSERT_TRUE(IsOk(does));
-    EXPECT_EQ(would->recovered, does->recovered);
-  });
-}
-
-TEST_P(GarbageCrash, ALiveSaveLosesNothing) {
-  // A gc runs at every operation of the save.
-  const auto memory = base_->AfterKill();
-  FaultyStorage watched(*memory);
-  std::uint64_t collections = 0;
-  watched.SetObserver([&](Operation, const std::string&) {
-    ++collections;
-    const auto report = CollectGarbage("runs", DryRun::kNo, *memory);
-    EXPECT_TRUE(IsOk(report));
-  });
-  EXPECT_TRUE(IsOk(SaveAlone(new_, kPath, watched, true)));
-  EXPECT_GE(collections, 20U);
-  EXPECT_TRUE(HoldsOneOf(kPath, *memory, {&new_.content()}));
-  EXPECT_TRUE(HoldsNothingBut({kPath}, *memory));
-}
-
-INSTANTIATE_TEST_SUITE_P(FileSystems, GarbageCrash, testing::Bool(), [](const auto& test) {
-  return std::string(test.param ? "WithExchange" : "WithoutExchange");
-});
-
-/// Uncoordinated saves that die, then a gc or a repair.
-class GarbageCrashApart : public testing::Test {
- protected:
-  JobState old_{1, 2};
-  JobState new_{2, 2};
-
-  std::unique_ptr<MemoryStorage> WithOld() {
-    MemoryStorage memory;
-    EXPECT_TRUE(IsOk(SaveApart(old_, 1, {0, 1}, kPath, memory, false)));
-    return memory.AfterPowerCut(PowerCut::kKeepAll);
-  }
-};
-
-TEST_F(GarbageCrashApart, ACrashOfTheCollectorHarmsNoCheckpoint) {
-  const Scenario scenario{
-      .path = kPath,
-      .before = &old_.content(),
-      .after = &new_.content(),
-      .save = [this](Storage& s) { return SaveApart(new_, 2, {1, 0}, kPath, s, true); },
-      .seeds = 2};
-  RunDoubleMatrix(*WithOld(), scenario, Collect, nullptr);
-}
-
-TEST_F(GarbageCrashApart, ARepairThatDiesLeavesTheCheckpointLoadable) {
-  const auto base = WithOld();
-  const auto repair = [](Storage& s) { return Repair(kPath, s).status(); };
-  const std::uint64_t points =
-      ForEachCrash(*base, repair, [&](MemoryStorage& left, const Status& outcome) {
-        for (const Survivor& survivor : Survivors(left, 8)) {
-          EXPECT_TRUE(HoldsOneOf(kPath, *survivor.storage, {&old_.content()})) << survivor.how;
-          if (outcome.ok()) {
-            EXPECT_TRUE(IsOk(survivor.storage->OpenForRead(JoinPath(kPath, "varve.json"))));
-          }
-          EXPECT_TRUE(IsOk(Repair(kPath, *survivor.storage))) << survivor.how;
-          EXPECT_TRUE(HoldsOneOf(kPath, *survivor.storage, {&old_.content()})) << survivor.how;
-          EXPECT_TRUE(HoldsNothingBut({kPath}, *survivor.storage)) << survivor.how;
-        }
-      });
-  EXPECT_GE(points, 8U);
-}
 
 TEST(GarbageOfFiles, APartStaysWhileTheWriterOfTheFileLives) {
   MemoryStorage storage;

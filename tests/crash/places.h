@@ -1,9 +1,7 @@
 /// The columns of the crash matrix: storages, and what goes wrong in them. A disk is a file system
-/// in memory that knows what was synced (MemoryStorage); object stores are a program's own in
-/// memory, and a server that speaks S3's protocol.
+/// in memory that knows what was synced (MemoryStorage); object stores are in object_places.h.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -16,15 +14,9 @@
 
 #include <gtest/gtest.h>
 
-#include "base/time_source.h"
 #include "crash/matrix.h"
-#include "crash/s3_faults.h"
 #include "storage/faulty.h"
 #include "storage/memory.h"
-#include "storage/objects/object_storage.h"
-#include "support/object_store.h"
-#include "support/s3_server.h"
-#include "support/sanitized.h"
 #include "support/status_matchers.h"
 #include "varve/catalogue.h"
 
@@ -47,6 +39,12 @@ struct Left {
   std::optional<Fault> fault{};         ///< On a disk: the one that was told.
 };
 using Judge = std::function<void(Left&)>;
+
+/// Returns true where a save says that it does not know whether readers see it, or will.
+inline bool IsOpen(const Status& outcome) {
+  return outcome.message().find("may be visible") != std::string::npos ||
+         outcome.message().find("is visible but may not survive") != std::string::npos;
+}
 
 /// Returns a name without what is random or counted in it.
 inline std::string WithoutIds(const std::string& name) {
@@ -189,265 +187,6 @@ class Disk final : public CellPlace {
   static constexpr std::uint64_t kSeeds = 2;
   const MemoryStorageOptions options_;
   std::unique_ptr<MemoryStorage> base_;
-};
-
-/// A store, and one process that uses it.
-class ObjectRun {
- public:
-  ObjectRun() = default;
-  ObjectRun(const ObjectRun&) = delete;
-  ObjectRun& operator=(const ObjectRun&) = delete;
-  virtual ~ObjectRun() = default;
-  virtual Storage& storage() = 0;
-  /// Sets what becomes of each request from now on: a number of faults(), or -1.
-  virtual void SetScript(std::function<int(int index)> script) = 0;
-  [[nodiscard]] virtual int requests() const = 0;  ///< Since SetScript.
-  [[nodiscard]] virtual Names names() const = 0;
-};
-
-/// Faults of an object store: a retry outlasts the first `passing` of them, and not the next
-/// `told`. `dead` are the faults of the request at which a process dies.
-struct ObjectFaults {
-  int passing;
-  int told;
-  std::vector<int> dead;
-  int refusal;  ///< Of all that a dead process would send.
-};
-
-class Objects : public CellPlace {
- public:
-  [[nodiscard]] bool is_disk() const override { return false; }
-  void Begin(std::vector<Action> actions, bool /*keeps_garbage*/ = false) override {
-    actions_ = std::move(actions);
-  }
-
-  Names After(const std::vector<Action>& actions) override {
-    const auto run = Started();
-    for (const Action& action : actions) {
-      EXPECT_TRUE(IsOk(action(run->storage())));
-    }
-    return run->names();
-  }
-
-  std::uint64_t Kill(const Action& act, const Judge& judge) override {
-    int at = 0;
-    const int step = requests_a_step() * static_cast<int>(stride_);
-    for (std::size_t i = 0; i < faults().dead.size(); ++i) {
-      const int last = faults().dead[i];
-      at = static_cast<int>(i) % step;  // Together they meet more requests.
-      const auto script = [&](int index) {
-        return index < at ? -1 : index == at ? last : faults().refusal;
-      };
-      while (Once(act, judge, Left::Fate::kDied, "dies", at, script) > at) {
-        at += step;
-      }
-    }
-    return static_cast<std::uint64_t>(at);
-  }
-
-  std::uint64_t Fail(const Action& act, const Judge& judge) override {
-    int requests = Once(act, judge, Left::Fate::kPasses, "no fault", -1, [](int) { return -1; });
-    const int step = requests_a_step() * static_cast<int>(stride_);
-    for (int fault = 0; fault < faults().passing + faults().told; ++fault) {
-      const auto fate = fault < faults().passing ? Left::Fate::kPasses : Left::Fate::kTold;
-      for (int at = fault % step; at < requests; at += step) {
-        const int made = Once(act, judge, fate, "fault " + std::to_string(fault), at,
-                              [&](int index) { return index == at ? fault : -1; });
-        requests = std::max(requests, made);
-      }
-    }
-    return static_cast<std::uint64_t>(requests);
-  }
-
- protected:
-  [[nodiscard]] virtual std::unique_ptr<ObjectRun> MakeRun() const = 0;
-  [[nodiscard]] virtual const ObjectFaults& faults() const = 0;
-  [[nodiscard]] virtual int requests_a_step() const = 0;
-
- private:
-  std::unique_ptr<ObjectRun> Started() {
-    auto run = MakeRun();
-    for (const Action& action : actions_) {
-      EXPECT_TRUE(IsOk(action(run->storage())));
-    }
-    return run;
-  }
-
-  /// Returns how many requests `act` has made.
-  int Once(const Action& act, const Judge& judge, Left::Fate fate, const std::string& what, int at,
-           const std::function<int(int)>& script) {
-    const auto run = Started();
-    run->SetScript(script);
-    const Status outcome = act(run->storage());
-    const int requests = run->requests();
-    run->SetScript([](int) { return -1; });
-    const testing::ScopedTrace trace(
-        "", 0, what + " at request " + std::to_string(at) + ", which gave " + outcome.ToString());
-    Left left{.storage = run->storage(), .fate = fate, .outcome = outcome, .names = [&] {
-                return run->names();
-              }};
-    judge(left);
-    return testing::Test::HasFailure() ? 0 : requests;
-  }
-
-  std::vector<Action> actions_;
-};
-
-/// A program's own store, whose calls fail before or after they are carried out. All in it is two
-/// days old.
-class FaultyStore final : public ObjectStore {
- public:
-  Result<StoreEntry> Head(const std::string& name) override {
-    return Call<Result<StoreEntry>>([&] { return inner_.Head(name); });
-  }
-  Status Read(const std::string& name, std::uint64_t offset, std::span<std::byte> into,
-              const std::string& version) override {
-    return Call<Status>([&] { return inner_.Read(name, offset, into, version); });
-  }
-  Result<std::vector<StoreEntry>> List(const std::string& prefix, bool unfinished) override {
-    return Call<Result<std::vector<StoreEntry>>>([&] { return inner_.List(prefix, unfinished); });
-  }
-  Status Put(const std::string& name, std::span<const std::byte> data, bool if_absent) override {
-    return Call<Status>([&] { return inner_.Put(name, data, if_absent); });
-  }
-  Status Remove(const std::vector<std::string>& names) override {
-    return Call<Status>([&] { return inner_.Remove(names); });
-  }
-  Result<std::string> StartUpload(const std::string& name, std::uint64_t bytes) override {
-    return Call<Result<std::string>>([&] { return inner_.StartUpload(name, bytes); });
-  }
-  Result<std::string> UploadPart(const std::string& name, const std::string& upload, int number,
-                                 std::span<const std::byte> data) override {
-    return Call<Result<std::string>>([&] { return inner_.UploadPart(name, upload, number, data); });
-  }
-  Status EndUpload(const std::string& name, const std::string& upload,
-                   const std::vector<std::string>* parts) override {
-    return Call<Status>([&] { return inner_.EndUpload(name, upload, parts); });
-  }
-  std::int64_t NowNs() override { return (TimeOfDay() + std::chrono::hours(48)).count(); }
-
-  enum : int { kBefore, kAfter };
-  std::function<int(int)> script = [](int) { return -1; };
-  std::atomic<int> calls = 0;
-  [[nodiscard]] const StoreInMemory& inner() const { return inner_; }
-
- private:
-  template <class Returned, class Function>
-  Returned Call(const Function& function) {
-    const int fault = script(calls++);
-    if (fault == kBefore) {
-      return Unavailable("injected: no answer");
-    }
-    Returned returned = function();
-    return fault == kAfter ? Returned(Unavailable("injected: the answer is lost"))
-                           : std::move(returned);
-  }
-  StoreInMemory inner_;
-};
-
-class StoreRun final : public ObjectRun {
- public:
-  /// Names of a scheme are those of a store where one is registered, whichever storage is used.
-  StoreRun() {
-    EXPECT_TRUE(alive_++ > 0 || IsOk(RegisterObjectStore("cells", store_, {.replace = true})));
-  }
-  ~StoreRun() override { EXPECT_TRUE(--alive_ > 0 || IsOk(UnregisterObjectStore("cells"))); }
-  Storage& storage() override { return storage_; }
-  void SetScript(std::function<int(int)> script) override {
-    store_->script = std::move(script);
-    store_->calls = 0;
-  }
-  [[nodiscard]] int requests() const override { return store_->calls; }
-  [[nodiscard]] Names names() const override {
-    Names names;
-    for (const std::string& name : store_->inner().Names()) {
-      names.insert(WithoutIds(name));
-    }
-    for (std::size_t i = 0; i < store_->inner().open_uploads(); ++i) {
-      names.insert("(an upload)");
-    }
-    return names;
-  }
-
- private:
-  static inline int alive_ = 0;  // Runs of this process; tests use one thread.
-  const std::shared_ptr<FaultyStore> store_ = std::make_shared<FaultyStore>();
-  ObjectStorage storage_{"cells", store_, {.part_bytes = 8192}};
-};
-
-class Store final : public Objects {
- public:
-  [[nodiscard]] std::string run() const override { return "cells://bucket/run"; }
-
- protected:
-  [[nodiscard]] std::unique_ptr<ObjectRun> MakeRun() const override {
-    return std::make_unique<StoreRun>();
-  }
-  [[nodiscard]] const ObjectFaults& faults() const override {
-    static const ObjectFaults kFaults{.passing = 0,
-                                      .told = 2,
-                                      .dead = {FaultyStore::kBefore, FaultyStore::kAfter},
-                                      .refusal = FaultyStore::kBefore};
-    return kFaults;
-  }
-  [[nodiscard]] int requests_a_step() const override { return kSanitized ? 4 : 1; }
-};
-
-class S3Run final : public ObjectRun {
- public:
-  S3Run()
-      : storage_(QuickSettings(server_), [] { return s3::Credentials{"key", "secret", "token"}; }) {
-  }
-  enum : int { kNotDone, kNoAnswer, kRefused, kCorrupted };
-  Storage& storage() override { return storage_; }
-  void SetScript(std::function<int(int)> script) override {
-    server_.SetScript([script = std::move(script)](const S3Request&, int index) {
-      const int fault = script(index);
-      const auto kind = static_cast<std::size_t>(index);
-      return fault == kNotDone ? std::array{S3Fault::kUnavailable, S3Fault::kResetBefore}[kind % 2]
-             : fault == kNoAnswer  ? std::array{S3Fault::kResetAfter, S3Fault::kInternalLate,
-                                               S3Fault::kTruncated}[kind % 3]
-             : fault == kRefused   ? S3Fault::kRefused
-             : fault == kCorrupted ? S3Fault::kCorrupted
-                                   : S3Fault::kNone;
-    });
-  }
-  [[nodiscard]] int requests() const override { return server_.requests(); }
-  [[nodiscard]] Names names() const override {
-    Names names;
-    for (const auto& [name, content] : server_.objects()) {
-      names.insert(WithoutIds(name));
-    }
-    for (std::size_t i = 0; i < server_.open_uploads(); ++i) {
-      names.insert("(an upload)");
-    }
-    return names;
-  }
-
- private:
-  S3Server server_;
-  s3::S3Storage storage_;
-};
-
-class S3 final : public Objects {
- public:
-  [[nodiscard]] std::string run() const override { return "s3://bucket/run"; }
-  void CorruptAnswers() override { faults_.told = 2; }
-
- protected:
-  [[nodiscard]] std::unique_ptr<ObjectRun> MakeRun() const override {
-    return std::make_unique<S3Run>();
-  }
-  [[nodiscard]] const ObjectFaults& faults() const override { return faults_; }
-  [[nodiscard]] int requests_a_step() const override {
-    return kSanitized ? 12 : 3;  // Each is two saves and more; Store tries each request.
-  }
-
- private:
-  ObjectFaults faults_{.passing = 2,
-                       .told = 1,
-                       .dead = {S3Run::kRefused, S3Run::kNoAnswer},
-                       .refusal = S3Run::kRefused};
 };
 
 }  // namespace varve::test

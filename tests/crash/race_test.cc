@@ -215,25 +215,6 @@ TEST(ReaderDuringTheFirstSave, FindsNothingOrAllOfIt) {
       });
 }
 
-TEST(OverwriteWithoutLocks, SucceedsAfterOneThatDied) {
-  // Found by the simulator: the old checkpoint that a dead save had displaced made every later
-  // overwrite fail.
-  const JobState old(1, 1);
-  const JobState job(2, 1);
-  const JobState next(3, 1);
-  const MemoryStorage base({.exchange = false, .locks = false});
-  const auto first = base.AfterKill();
-  ASSERT_TRUE(IsOk(SaveAlone(old, kPath, *first, false)));
-  ForEachCrash(
-      *first, [&](Storage& s) { return SaveAlone(job, kPath, s, true); },
-      [&](MemoryStorage& left, const Status& /*outcome*/) {
-        EXPECT_TRUE(IsOk(SaveAlone(next, kPath, left, true)));
-        EXPECT_TRUE(HoldsOneOf(kPath, left, {&next.content()}));
-        EXPECT_TRUE(
-            HoldsOneOf(kPath, *left.AfterPowerCut(PowerCut::kKeepSynced), {&next.content()}));
-      });
-}
-
 TEST(ReaderDuringOverwrite, NeverTakesASaveThatStandsStillForDamage) {
   // Found by the simulator. The save comes in between any two operations of the reader and stops
   // after any of its own: with the old checkpoint moved aside, or half removed.
@@ -265,23 +246,6 @@ TEST(ReaderDuringOverwrite, NeverTakesASaveThatStandsStillForDamage) {
           dying.reset();
         });
   }
-}
-
-TEST(RanksApart, AreFoundWhereAnOverwriteHasMovedThemAside) {
-  // Found by the simulator: their files were opened as plain safetensors.
-  const JobState old(1, 2);
-  const JobState job(2, 1);
-  const MemoryStorage empty({.exchange = false});
-  const auto base = empty.AfterKill();
-  ASSERT_TRUE(IsOk(SaveApart(old, 1, {0, 1}, kPath, *base, false)));
-  ForEachCrash(
-      *base, [&](Storage& s) { return SaveAlone(job, kPath, s, true); },
-      [&](MemoryStorage& left, const Status& /*outcome*/) {
-        EXPECT_TRUE(HoldsOneOf(kPath, left, {&old.content(), &job.content()}));
-        const auto after = left.AfterKill();
-        EXPECT_TRUE(IsOk(CollectGarbage("runs", DryRun::kNo, *after)));
-        EXPECT_TRUE(HoldsOneOf(kPath, *after, {&old.content(), &job.content()}));
-      });
 }
 
 TEST(RanksApart, NeverRemoveAFileOfACommittedCheckpoint) {

@@ -130,16 +130,6 @@ TEST_F(S3Faults, AServerThatIsNotReachedIsNoAbsence) {
       FailsWith(ListCheckpoints("s3://bucket/run", storage).status(), StatusCode::kUnavailable));
 }
 
-TEST_F(S3Faults, AnOverwriteRemovesAllOfWhatItReplaces) {
-  S3Server server;
-  const auto storage = Open(server);
-  ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
-  const std::size_t objects = server.objects().size();
-  ASSERT_TRUE(IsOk(SaveBoth(new_, *storage, true)));
-  EXPECT_EQ(server.objects().size(), objects);
-  EXPECT_EQ(server.open_uploads(), 0U);
-}
-
 TEST_F(S3Faults, AServerThatIgnoresIfNoneMatchIsFoundOut) {
   S3Server server(/*obeys_if_none_match=*/false);
   EXPECT_TRUE(IsOk(SaveBoth(old_, *Open(server), false)));  // With a warning.
@@ -194,34 +184,6 @@ TEST_F(S3Faults, AListShowsWhatSavesHaveWrittenAndNotPublished) {
   ASSERT_TRUE(IsOk(CollectGarbage("s3://bucket/run", DryRun::kNo, *storage)));
   listed = ListCheckpoints("s3://bucket/run", *storage);
   EXPECT_TRUE(listed.ok() && listed->size() == 1U);
-}
-
-TEST_F(S3Faults, GarbageCollectionOutlastsWhatPassesAndNeverTakesTheCheckpoint) {
-  const std::string dead = std::string(kPath) + "/varve-data-" + std::string(32, 'a');
-  std::map<std::string, std::string> whole;
-  std::vector<std::unique_ptr<WritableFile>> open;
-  WithEachFault(
-      And(kPassing, {S3Fault::kCorrupted, S3Fault::kRefused}),
-      [&](S3Server& server, Storage& storage) {
-        open.clear();
-        EXPECT_TRUE(IsOk(SaveBoth(new_, storage, false)));
-        whole = server.objects();
-        server.Put((dead + "/data").substr(5), "left by a dead save");
-        open = BeginUploads(storage, {dead + "/upload"});
-        EXPECT_EQ(server.open_uploads(), 1U);
-      },
-      [](Storage& storage) {
-        return CollectGarbage("s3://bucket/run", DryRun::kNo, storage).status();
-      },
-      [&](Run& run) {
-        const bool passes = run.fault != S3Fault::kCorrupted && run.fault != S3Fault::kRefused;
-        EXPECT_TRUE(!passes || run.outcome.ok()) << run.what;
-        EXPECT_EQ(Seen(*run.storage), 2) << run.what;
-        EXPECT_TRUE(IsOk(CollectGarbage("s3://bucket/run", DryRun::kNo, *run.storage).status()));
-        EXPECT_EQ(run.server.objects(), whole);
-        EXPECT_EQ(run.server.open_uploads(), 0U);
-        open.clear();
-      });
 }
 
 TEST_F(S3Faults, UploadsOfADeadSaveAreGarbageAndThoseOfOthersStay) {

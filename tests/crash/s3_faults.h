@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,23 +16,12 @@
 #include "crash/states.h"
 #include "storage/s3/s3_storage.h"
 #include "support/s3_server.h"
-#include "support/sanitized.h"
 #include "support/status_matchers.h"
 
 namespace varve::test {
 
 inline constexpr const char* kS3Path = "s3://bucket/run/step-1";
 inline constexpr int kS3Ranks = 2;
-/// After which a request that is sent again is carried out.
-inline const std::vector<S3Fault> kPassing = {S3Fault::kUnavailable, S3Fault::kResetBefore,
-                                              S3Fault::kResetAfter, S3Fault::kInternalLate,
-                                              S3Fault::kTruncated};
-
-/// Returns `faults` and more.
-inline std::vector<S3Fault> And(std::vector<S3Fault> faults, std::initializer_list<S3Fault> more) {
-  faults.insert(faults.end(), more);
-  return faults;
-}
 
 /// Settings with which a retry takes an instant, and a data file has several parts.
 inline s3::Settings QuickSettings(const S3Server& server) {
@@ -102,71 +90,10 @@ class S3Faults : public testing::Test {
     return Holds(*content, old_) ? 1 : 2;
   }
 
-  /// Returns the number, 1 or 2, that all elements of its two tensors are: 0 for no checkpoint.
-  static int SeenNumber(Storage& storage, std::size_t elements) {
-    const auto content = ReadContent(kS3Path, storage);
-    if (!content.ok()) {
-      return 0;
-    }
-    EXPECT_EQ(content->tensors.size(), 2U);
-    for (int number = 1; number < 3; ++number) {
-      const std::vector<float> want(elements, static_cast<float>(number));
-      const std::string bytes(AsText(std::as_bytes(std::span(want))));
-      if (std::all_of(content->tensors.begin(), content->tensors.end(),
-                      [&](const auto& tensor) { return tensor.second.ends_with(bytes); })) {
-        return number;
-      }
-    }
-    ADD_FAILURE() << "a mix";
-    return 0;
-  }
-
   /// DCP makes a structure of its own, of the names.
   [[nodiscard]] bool Holds(const Content& content, const JobState& job) const {
     return content.tensors == job.content().tensors && content.objects == job.content().objects &&
            (format_ != Format::kVarve || content.structure == job.content().structure);
-  }
-
-  /// One run of what a test does, on a server of its own.
-  struct Run {
-    S3Server server;
-    std::unique_ptr<s3::S3Storage> storage;
-    S3Fault fault = S3Fault::kNone;
-    Status outcome;
-    std::string what;  ///< "request 7, fault 2: ...".
-  };
-  using Prepare = std::function<void(S3Server&, Storage&)>;
-  using Act = std::function<Status(Storage&)>;
-  using Judge = std::function<void(Run&)>;
-
-  /// Runs `act` once for each of its requests and each fault, which that request meets. `prepare`
-  /// fills the server before, and `judge` looks at it afterwards.
-  void WithEachFault(const std::vector<S3Fault>& faults, const Prepare& prepare, const Act& act,
-                     const Judge& judge) {
-    int requests = 0;  // As many as `act` has made so far. The first run has no fault.
-    for (const S3Fault fault : faults) {
-      for (int at = requests == 0 ? -1 : 0; at < requests; at += at < 0 ? 1 : kStep) {
-        const int made = RunOnce(
-            fault, at, [&](int index) { return index == at ? fault : S3Fault::kNone; }, prepare,
-            act, judge);
-        requests = std::max(requests, made);
-      }
-    }
-    EXPECT_GE(requests, 5);
-  }
-
-  /// Lets `act` die at each of its requests, which is not carried out, or is.
-  void WithEachDeath(const Prepare& prepare, const Act& act, const Judge& judge) {
-    for (const S3Fault last : {S3Fault::kRefused, S3Fault::kResetAfter}) {
-      int at = 0;
-      const auto script = [&](int index) {
-        return index < at ? S3Fault::kNone : index == at ? last : S3Fault::kRefused;
-      };
-      while (RunOnce(last, at, script, prepare, act, judge) > at) {  // Else it has ended before.
-        at += kStep;
-      }
-      EXPECT_GE(at, 5);
-    }
   }
 
   /// Checks that there is the checkpoint that is `seen`, and nothing else below the run.
@@ -182,28 +109,10 @@ class S3Faults : public testing::Test {
 
   const Format format_;
   const int ranks_;
-  static constexpr int kStep = kSanitized ? 12 : 1;  // Each is two saves and more.
   JobState old_{1, ranks_, 200};
   JobState new_{2, ranks_, 200};
 
  private:
-  /// Returns how many requests `act` has made.
-  int RunOnce(S3Fault fault, int at, const std::function<S3Fault(int)>& script,
-              const Prepare& prepare, const Act& act, const Judge& judge) {
-    Run run;
-    run.storage = Open(run.server);
-    run.fault = fault;
-    prepare(run.server, *run.storage);
-    run.server.SetScript([&](const S3Request&, int index) { return script(index); });
-    run.outcome = act(*run.storage);
-    const int requests = run.server.requests();
-    run.server.SetScript({});
-    run.what = "request " + std::to_string(at) + ", fault " +
-               std::to_string(static_cast<int>(fault)) + ": " + run.outcome.ToString();
-    judge(run);
-    return requests;
-  }
-
   std::size_t objects_of_one_ = 0;  // That a checkpoint consists of; 0: not known yet.
 };
 

@@ -1,15 +1,14 @@
-// Conversions to Hugging Face folders, with a death at each of the requests that they make of an S3
-// server. See publish/index_commit.cc.
+// Hugging Face folders on an S3 server: side files, folders of other programs, damaged pieces. See
+// publish/index_commit.cc.
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "catalogue/formats.h"
 #include "crash/s3_faults.h"
+#include "crash/ways.h"
 #include "varve/catalogue.h"
 #include "varve/convert.h"
 
@@ -47,49 +46,10 @@ class S3FaultsOfHf : public S3Faults {
   }
 
   static int SeenNumber(Storage& storage) {
-    const int seen = S3Faults::SeenNumber(storage, 2000);
-    EXPECT_TRUE(seen == 0 || Verify(kS3Path, storage)->clean());
-    return seen;
-  }
-
-  /// Checks that there is nothing but the index, what it names, and the side file.
-  static void ExpectNothingElse(const S3Server& server, Storage& storage) {
-    const auto names = IndexedNames(storage, kS3Path);
-    const std::string below = "bucket/run/step-1/";
-    for (const auto& [key, content] : server.objects()) {
-      EXPECT_TRUE(!key.starts_with("bucket/run/") || key == kIndex || key == kConfig ||
-                  (names.ok() && std::find(names->begin(), names->end(),
-                                           key.substr(below.size())) != names->end()))
-          << key;
-    }
-    EXPECT_EQ(server.open_uploads(), 0U);
+    EXPECT_TRUE(Verify(kS3Path, storage)->clean());
+    return NumberIn(storage, kS3Path).value();
   }
 };
-
-TEST_F(S3FaultsOfHf, AfterADeathAtAnyRequestOneFolderOpensAndGarbageGoes) {
-  for (const bool overwrite : {false, true}) {
-    WithEachDeath(
-        [&](S3Server&, Storage& storage) {
-          SaveSource(1, storage);
-          SaveSource(2, storage);
-          EXPECT_TRUE(!overwrite || IsOk(ConvertIt(1, storage, false)));
-        },
-        [&](Storage& storage) { return ConvertIt(2, storage, overwrite); },
-        [&](Run& run) {
-          const int seen = SeenNumber(*run.storage);
-          EXPECT_TRUE(!run.outcome.ok() || seen == 2) << run.what;
-          EXPECT_TRUE(!overwrite || seen != 0) << run.what;
-          const Status collected =
-              CollectGarbage("s3://bucket/run", DryRun::kNo, *run.storage).status();
-          EXPECT_TRUE(collected.ok() || collected.code() == StatusCode::kNotFound);
-          EXPECT_EQ(SeenNumber(*run.storage), seen) << run.what;
-          ExpectNothingElse(run.server, *run.storage);
-          // Nothing that is left keeps the next one from its name.
-          EXPECT_TRUE(IsOk(ConvertIt(2, *run.storage, true))) << run.what;
-          EXPECT_EQ(SeenNumber(*run.storage), 2);
-        });
-  }
-}
 
 TEST_F(S3FaultsOfHf, ASideFileOfAnotherContentIsNotReplaced) {
   S3Server server;

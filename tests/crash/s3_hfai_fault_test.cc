@@ -1,5 +1,5 @@
-// Saves as hfai's parts by two ranks, with a fault or a death at each of the requests that they
-// make of an S3 server. Objects have fixed names there; see publish/fixed_names.cc.
+// Saves as hfai's parts by two ranks to an S3 server: what they replace, other writers and lost
+// ranks. Objects have fixed names there; see publish/fixed_names.cc.
 
 #include <algorithm>
 #include <functional>
@@ -12,9 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "crash/s3_faults.h"
-#include "interop/hfai/names.h"
-#include "support/hfai_part.h"
-#include "support/ranks.h"
+#include "crash/ways.h"
 #include "varve/catalogue.h"
 
 namespace varve::test::s3_hfai_fault_test {
@@ -22,45 +20,14 @@ namespace {
 
 constexpr const char* kMark = "bucket/run/step-1/.varve-uploaded";
 constexpr const char* kClaim = "bucket/run/step-1/.varve-uploading";
-constexpr std::size_t kElements = 3000;
-
-/// A rank's part: a model with one tensor of its own, all elements of which are a number.
-struct Part {
-  std::vector<float> memory;
-  State state;
-
-  Part(int rank, int world, int number) : memory(kElements, static_cast<float>(number)) {
-    const std::string name = "w" + std::to_string(rank);
-    state.tensors.push_back(
-        {name, DType::kFloat32, {kElements}, WholeBox({kElements}), HostMemory{memory.data()}});
-    state.objects.push_back(HfaiPart(rank, world, {Value::Str(name), HfaiLeaf(0)}));
-  }
-};
 
 class S3FaultsOfHfai : public S3Faults {
  protected:
   S3FaultsOfHfai() : S3Faults(Format::kHfai) {}
 
   static Status SaveParts(int number, Storage& storage, Overwrite overwrite, int ranks = kS3Ranks) {
-    const auto outcomes = OnEveryRank(MakeInProcessCoordinators(ranks), [&](Coordinator& rank) {
-      const Part part(rank.rank(), rank.size(), number);
-      SaveOptions options = SmallSave(false, Format::kHfai);
-      options.overwrite = overwrite;
-      return Save(part.state, kS3Path, options, rank, storage).status();
-    });
-    EXPECT_EQ(outcomes[0]->ok(), outcomes.back()->ok());
-    return *outcomes[0];
-  }
-
-  static Prepare Before(bool overwrite) {
-    return [overwrite](S3Server&, Storage& storage) {
-      EXPECT_TRUE(!overwrite || IsOk(SaveParts(1, storage, Overwrite::kNever)));
-    };
-  }
-  static Act SaveSecond(bool overwrite) {
-    return [overwrite](Storage& storage) {
-      return SaveParts(2, storage, overwrite ? Overwrite::kInPlace : Overwrite::kNever);
-    };
+    HfaiWay way("Hfai", ranks, /*objects=*/false);
+    return way.Save(OrderFor(way, storage, kS3Path, number, overwrite));
   }
 
   /// Returns how many objects the checkpoint's directory has.
@@ -71,41 +38,13 @@ class S3FaultsOfHfai : public S3Faults {
         [](const auto& object) { return object.first.starts_with("bucket/run/step-1/"); }));
   }
 
-  static int SeenNumber(Storage& storage) { return S3Faults::SeenNumber(storage, kElements); }
+  /// Returns 0 for no checkpoint.
+  static int SeenNumber(Storage& storage) {
+    const auto number = NumberIn(storage, kS3Path);
+    EXPECT_NE(number.status().code(), StatusCode::kInternal) << "a mix";
+    return number.ok() ? *number : 0;
+  }
 };
-
-TEST_F(S3FaultsOfHfai, ASaveIsWholeOrIsNotSeenWhateverFails) {
-  for (const bool overwrite : {false, true}) {
-    WithEachFault(
-        And(kPassing, {S3Fault::kRefused}), Before(overwrite), SaveSecond(overwrite),
-        [&](Run& run) {
-          const int seen = SeenNumber(*run.storage);
-          EXPECT_TRUE(run.outcome.ok() || run.fault == S3Fault::kRefused) << run.what;
-          EXPECT_TRUE(run.outcome.ok() ? seen == 2 : seen == 0 || (overwrite && seen == 1))
-              << run.what << seen;
-          EXPECT_TRUE(IsOk(SaveParts(2, *run.storage, Overwrite::kInPlace)));
-          EXPECT_EQ(SeenNumber(*run.storage), 2);
-          EXPECT_EQ(ObjectsIn(run.server), 3U) << run.what;
-          EXPECT_TRUE(run.server.objects().contains(kMark));
-          EXPECT_EQ(run.server.open_uploads(), 0U) << run.what;
-        });
-  }
-}
-
-TEST_F(S3FaultsOfHfai, AfterADeathAtAnyRequestNothingHalfIsSeenAndADayLaterItGoes) {
-  for (const bool overwrite : {false, true}) {
-    WithEachDeath(Before(overwrite), SaveSecond(overwrite), [&](Run& run) {
-      const int seen = SeenNumber(*run.storage);
-      EXPECT_TRUE(run.outcome.ok() ? seen == 2 : seen != 1 || overwrite) << run.what;
-      const Status collected =
-          CollectGarbage("s3://bucket/run", DryRun::kNo, *run.storage).status();
-      EXPECT_TRUE(collected.ok() || collected.code() == StatusCode::kNotFound);
-      EXPECT_EQ(SeenNumber(*run.storage), seen) << run.what;
-      EXPECT_FALSE(run.server.objects().contains(kClaim));
-      EXPECT_EQ(run.server.open_uploads(), 0U);
-    });
-  }
-}
 
 TEST_F(S3FaultsOfHfai, ACheckpointStaysUntilItsReplacementInPlaceIsAskedFor) {
   S3Server server;
@@ -203,9 +142,7 @@ TEST_F(S3FaultsOfHfai, ARankThatStoodStillDoesNotWriteWhereAnotherSaveHasTheName
   Status outcome;
   {
     const auto save = [&](Coordinator& coordinator) {
-      const Part part(coordinator.rank(), kS3Ranks, 1);
-      return Save(part.state, kS3Path, SmallSave(false, Format::kHfai), coordinator, *storage)
-          .status();
+      return HfaiWay::SaveRank(1, kS3Path, SmallSave(false, Format::kHfai), coordinator, *storage);
     };
     const std::jthread one([&] { outcome = save(*coordinators[0]); });
     const std::jthread other([&, inner = std::move(coordinators[1])]() mutable {
@@ -238,10 +175,9 @@ TEST_F(S3FaultsOfHfai, WhereARankIsLostItsFilesStayClaimed) {
   Status outcome;
   {
     const auto save = [&](Coordinator& coordinator) {
-      const Part part(coordinator.rank(), kS3Ranks, 1);
       SaveOptions options = SmallSave(false, Format::kHfai);
       options.timeout = std::chrono::seconds(2);
-      return Save(part.state, kS3Path, options, coordinator, *storage).status();
+      return HfaiWay::SaveRank(1, kS3Path, options, coordinator, *storage);
     };
     const std::jthread one([&] { outcome = save(*coordinators[0]); });
     const std::jthread other([&, inner = std::move(coordinators[1])]() mutable {

@@ -31,28 +31,6 @@ class S3FaultsOfDcp : public S3Faults {
   }
 };
 
-TEST_F(S3FaultsOfDcp, ADeathOfTheCollectorHarmsNoCheckpoint) {
-  std::map<std::string, std::string> whole;
-  WithEachDeath(
-      [&](S3Server& server, Storage& storage) {
-        EXPECT_TRUE(IsOk(SaveBoth(old_, storage, false)));
-        whole = server.objects();
-        const std::string dead = "bucket/run/step-1/varve-data-" + std::string(32, 'a') + "/";
-        server.Put(dead + "__0_0.distcp", "left by a dead save");
-        server.Put("bucket/run/step-1/notes.txt", "a user's");
-      },
-      [](Storage& storage) {
-        return CollectGarbage("s3://bucket/run", DryRun::kNo, storage).status();
-      },
-      [&](Run& run) {
-        EXPECT_EQ(Seen(*run.storage), 1) << run.what;
-        EXPECT_TRUE(IsOk(CollectGarbage("s3://bucket/run", DryRun::kNo, *run.storage)));
-        auto left = run.server.objects();
-        EXPECT_EQ(left.erase("bucket/run/step-1/notes.txt"), 1U);
-        EXPECT_EQ(left, whole);
-      });
-}
-
 TEST_F(S3FaultsOfDcp, GarbageIsADayOldAndIsNotLookedForUnderAnIndexThatCannotBeRead) {
   S3Server server;
   const auto storage = Open(server);
@@ -132,23 +110,6 @@ TEST_F(S3FaultsOfDcp, AnOverwriteReplacesWhatTheIndexNamesAndNothingElse) {
   ASSERT_TRUE(IsOk(report));
   EXPECT_EQ(report->others, std::vector<std::string>{"notes.txt"});
   EXPECT_EQ(Verify(kS3Path, *storage)->damages.size(), 0U);
-}
-
-TEST_F(S3FaultsOfDcp, AnotherFormatIsNotReplacedAndTheErrorSaysWhatToDo) {
-  S3Server server;
-  const auto storage = Open(server);
-  ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
-  const std::vector<Storage*> both(kS3Ranks, storage.get());
-  const auto of_dcp = server.objects();
-  EXPECT_TRUE(FailsWith(SaveTogether(new_, kS3Path, both, true)[0], StatusCode::kFailedPrecondition,
-                        {"varve rm"}));
-  EXPECT_EQ(server.objects(), of_dcp);
-  ASSERT_TRUE(IsOk(RemoveCheckpoint(kS3Path, DryRun::kNo, *storage)));
-  ASSERT_TRUE(IsOk(SaveTogether(new_, kS3Path, both, false)[0]));
-  const auto native = server.objects();
-  EXPECT_TRUE(
-      FailsWith(SaveBoth(old_, *storage, true), StatusCode::kFailedPrecondition, {"varve rm"}));
-  EXPECT_EQ(server.objects(), native);
 }
 
 TEST_F(S3FaultsOfDcp, AnIndexOfMoreThanAMebibyteIsPublishedAndReplaced) {

@@ -1,5 +1,5 @@
-// Saves by ranks that are not connected to each other, with a fault at each of the requests that
-// they make of an S3 server.
+// Saves by ranks that are not connected to each other on an S3 server: which of two is the newer, and
+// what is no garbage.
 
 #include <algorithm>
 #include <memory>
@@ -40,38 +40,7 @@ class S3Apart : public S3Faults {
     EXPECT_TRUE(*content == old_.content() || *content == new_.content());
     return *content == old_.content() ? 1 : 2;
   }
-
-  void SaveWithEach(bool overwrite) {
-    const auto both = std::vector<int>{0, 1};
-    WithEachFault(
-        And(kPassing, {S3Fault::kRefused}),
-        [&](S3Server&, Storage& storage) {
-          EXPECT_TRUE(!overwrite || IsOk(SaveRanks(old_, 1, both, storage, false)));
-        },
-        [&](Storage& storage) { return SaveRanks(new_, 2, both, storage, overwrite); },
-        [&](Run& run) { JudgeAfter(overwrite, run); });
-  }
-
-  void JudgeAfter(bool overwrite, Run& run) {
-    const int seen = SeenWhole(*run.storage);
-    EXPECT_TRUE(run.outcome.ok() || run.fault == S3Fault::kRefused) << run.what;
-    // A rank whose removal of the old save is refused fails, and the new one is whole by then.
-    EXPECT_TRUE(seen == 2 || (!run.outcome.ok() && seen == (overwrite ? 1 : 0)))
-        << run.what << seen;
-    EXPECT_TRUE(IsOk(SaveRanks(new_, 3, {1, 0}, *run.storage, true))) << run.what;
-    EXPECT_EQ(SeenWhole(*run.storage), 2) << run.what;
-    EXPECT_EQ(run.server.objects().size(), 2U) << run.what;
-    // An upload whose beginning got no answer is left, and old enough by the server's time.
-    EXPECT_TRUE(IsOk(CollectGarbage("s3://bucket/run", DryRun::kNo, *run.storage).status()))
-        << run.what;
-    EXPECT_EQ(run.server.open_uploads(), 0U) << run.what;
-    EXPECT_EQ(SeenWhole(*run.storage), 2) << run.what;
-  }
 };
-
-TEST_F(S3Apart, AFirstSaveIsWholeOrIncompleteWhicheverRequestFails) { SaveWithEach(false); }
-
-TEST_F(S3Apart, AnOverwriteLeavesTheOldOrTheNew) { SaveWithEach(true); }
 
 TEST_F(S3Apart, ASaveIsIncompleteUntilTheLastRankAndItsFilesHaveTheirOwnNames) {
   S3Server server;
@@ -118,32 +87,6 @@ TEST_F(S3Apart, WhichSaveIsOlderIsToldByRank0Alone) {
   EXPECT_EQ(server.objects().size(), 2U);
   ASSERT_TRUE(IsOk(SaveRanks(old_, 1, {1}, *storage, true)));  // The last file of all.
   EXPECT_EQ(SeenWhole(*storage), 2);
-}
-
-TEST_F(S3Apart, ACommittedCheckpointIsNotReplaced) {
-  S3Server server;
-  const auto storage = Open(server);
-  ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
-  ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, true)));  // Its record is varve-2.json now.
-  const auto objects = server.objects();
-  EXPECT_TRUE(FailsWith(SaveRanks(new_, 2, {0}, *storage, true), StatusCode::kAlreadyExists,
-                        {"committed"}));
-  EXPECT_EQ(server.objects(), objects);
-  EXPECT_EQ(Seen(*storage), 1);
-}
-
-TEST_F(S3Apart, ASaveOfAllRanksTogetherDoesNotReplaceThemButRemovalMakesRoom) {
-  S3Server server;
-  const auto storage = Open(server);
-  ASSERT_TRUE(IsOk(SaveRanks(old_, 1, {0, 1}, *storage, false)));
-  EXPECT_TRUE(FailsWith(SaveBoth(new_, *storage, true), StatusCode::kFailedPrecondition,
-                        {"ranks that saved apart", "varve rm"}));
-  EXPECT_EQ(SeenWhole(*storage), 1);
-  EXPECT_TRUE(IsOk(CollectGarbage("s3://bucket/run", DryRun::kNo, *storage).status()));
-  EXPECT_EQ(SeenWhole(*storage), 1);
-  ASSERT_TRUE(IsOk(RemoveCheckpoint(kPath, DryRun::kNo, *storage).status()));
-  EXPECT_TRUE(server.objects().empty());
-  EXPECT_TRUE(IsOk(SaveBoth(new_, *storage, false)));
 }
 
 TEST_F(S3Apart, TheUploadOfADeadRankIsGarbageAndThatOfAnotherProgramStays) {

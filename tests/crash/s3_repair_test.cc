@@ -56,30 +56,6 @@ TEST_F(S3Repair, MakesTheIndexAgainFromTheDataFiles) {
   }
 }
 
-TEST_F(S3Repair, OutlastsWhatPassesAndCanBeRepeatedAfterTheRest) {
-  for (const Lost lost : {Lost::kRecordDamaged, Lost::kManifest}) {
-    int requests = 0;
-    for (const S3Fault fault : {S3Fault::kUnavailable, S3Fault::kResetAfter, S3Fault::kTruncated,
-                                S3Fault::kCorrupted, S3Fault::kRefused}) {
-      for (int at = 0; at == 0 || at < requests; at += kStep) {
-        S3Server server;
-        const auto storage = Open(server);
-        SaveAndLose(server, *storage, lost);
-        server.SetScript(
-            [&](const S3Request&, int index) { return index == at ? fault : S3Fault::kNone; });
-        const Status repaired = Repair(kS3Path, *storage).status();
-        requests = std::max(requests, server.requests());
-        server.SetScript({});
-        const bool passes = fault != S3Fault::kCorrupted && fault != S3Fault::kRefused;
-        EXPECT_TRUE(!passes || repaired.ok()) << "request " << at << ": " << repaired.ToString();
-        EXPECT_TRUE(IsOk(Repair(kS3Path, *storage)));
-        EXPECT_EQ(Seen(*storage), 2) << "request " << at << ", fault " << static_cast<int>(fault);
-      }
-    }
-    EXPECT_GE(requests, 5);
-  }
-}
-
 TEST_F(S3Repair, LeavesASaveThatIsPublishedMeanwhile) {
   S3Server server;
   const auto storage = Open(server);

@@ -105,40 +105,6 @@ TEST_P(SideFiles, AreCopiedByConversions) {
   EXPECT_EQ(single->files_left_out, kFiles.size());
 }
 
-TEST_P(SideFiles, OfADeadSaveAreNotTakenForTheUsers) {
-  MemoryStorage memory;
-  ASSERT_TRUE(IsOk(SaveWith({{"old.json", "{}"}}, memory, 1, GetParam())));
-  ASSERT_TRUE(IsOk(WriteWholeFile(memory, "runs/step-1/mine.txt", "mine")));
-  const auto base = memory.AfterPowerCut(PowerCut::kKeepAll);
-  const auto overwrite = [&](Storage& storage) { return SaveWith(kFiles, storage, 2, GetParam()); };
-  const std::uint64_t points =
-      ForEachCrash(*base, overwrite, [&](MemoryStorage& left, const Status& outcome) {
-        for (const Survivor& survivor : Survivors(left, 4)) {
-          Storage& storage = *survivor.storage;
-          ASSERT_TRUE(IsOk(CollectGarbage("runs", DryRun::kNo, storage)));
-          const std::string old = Get(storage, "old.json");
-          const bool is_new = old != "{}";
-          EXPECT_TRUE(is_new || !outcome.ok()) << survivor.how;
-          std::vector<std::string> others{"runs/step-1/mine.txt"};
-          if (is_new) {
-            EXPECT_EQ(Get(storage, "tokenizer/vocab.json"), "[1]") << survivor.how;
-            for (const char* name : {"config.json", "empty", "tokenizer", "tokenizer/extra",
-                                     "tokenizer/extra/a b.txt", "tokenizer/vocab.json"}) {
-              others.push_back(JoinPath(kPath, name));
-            }
-          } else {
-            others.emplace_back("runs/step-1/old.json");
-          }
-          if (GetParam() == Format::kDcp) {
-            others.emplace_back("runs/step-1/.metadata");
-          }
-          EXPECT_TRUE(HoldsNothingBut({kPath}, storage, others)) << survivor.how;
-          EXPECT_TRUE(Verify(kPath, storage)->clean()) << survivor.how;
-        }
-      });
-  EXPECT_GE(points, 30U);
-}
-
 TEST_P(SideFiles, ThatWouldReplaceTheUsersAreRefusedBeforeDataAreWritten) {
   const std::vector<std::pair<std::string, std::string>> cases{
       {"tokenizer", "tokenizer"},   // A file where a folder must be.

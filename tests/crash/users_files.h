@@ -25,6 +25,7 @@ class UsersFiles {
     files_["notes.txt"] = "mine";
     files_["__0_0.distcp.bak"] = "no data file";
     if (is_disk) {
+      files_["my.metadata"] = "no index";
       files_["tokenizer/vocab.txt"] = "a b c";
       files_["tokenizer/extra/merges.txt"] = "ab c";
       files_["tokenizer/extra/x.distcp"] = "of another checkpoint";
@@ -32,6 +33,9 @@ class UsersFiles {
       empty_ = "empty";
     }
   }
+
+  /// Counts a file from now on that was put there later.
+  void Add(const std::string& name, const std::string& content) { files_[name] = content; }
 
   /// Writes them so that a power cut keeps them.
   Status Write(Storage& storage, const std::string& path) const {

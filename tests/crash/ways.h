@@ -95,7 +95,7 @@ class Way {
   Status Save(const Order& order) {
     const std::vector<Status> outcomes = SaveAll(order);
     for (const Status& outcome : outcomes) {
-      EXPECT_TRUE(order.mortal || outcome.ok() == outcomes[0].ok())
+      EXPECT_TRUE(order.mortal || outcome.ToString() == outcomes[0].ToString())
           << outcomes[0].ToString() << " / " << outcome.ToString();
     }
     return outcomes[0];
@@ -111,11 +111,21 @@ class Way {
   bool is_save = false;            ///< Its errors name the checkpoint.
   bool takes_users = true;         ///< Other files may lie beside the first save.
   bool takes_damaged_only = false;  ///< Overwrite::kDamaged.
+  bool saves_a_part = false;        ///< SaveNext is what makes the checkpoint complete.
 
  private:
   const std::string name_;
   const int ranks_;
 };
+
+/// Returns the order of a save of all ranks.
+inline Order OrderFor(const Way& way, Storage& storage, const std::string& path, int number,
+                      Overwrite overwrite = Overwrite::kNever) {
+  return {.storages = std::vector<Storage*>(static_cast<std::size_t>(way.ranks()), &storage),
+          .path = path,
+          .number = number,
+          .overwrite = overwrite};
+}
 
 /// Saves of a JobState in a format.
 class JobWay : public Way {
@@ -216,24 +226,60 @@ class ApartThenTogetherWay final : public JobWay {
   }
 };
 
+/// Rank 0 alone, and the others of the same save that go on when it has died.
+class ApartThenTheOthersWay final : public JobWay {
+ public:
+  ApartThenTheOthersWay(std::string name, Format format, std::uint64_t rows)
+      : JobWay(std::move(name), format, 3, rows, {0, 1, 2}) {
+    saves_a_part = true;
+  }
+  [[nodiscard]] int next() const override { return 2; }
+  std::vector<Status> SaveAll(const Order& order) override {
+    return order.number == 1 ? JobWay::SaveAll(order) : std::vector{SaveRanks({0}, order)};
+  }
+  Status SaveNext(const Order& order) override { return SaveRanks({1, 2}, order); }
+
+ private:
+  Status SaveRanks(const std::vector<int>& ranks, const Order& order) {
+    return SaveApart(*jobs_[1], 2, ranks, order.path, *order.storages[0], true);
+  }
+};
+
+/// Ranks together, over what ranks apart have saved.
+class TogetherOverApartWay final : public JobWay {
+ public:
+  using JobWay::JobWay;
+  std::vector<Status> SaveAll(const Order& order) override {
+    return order.number == 1 ? std::vector{SaveApart(*jobs_[0], 1, {0, 1, 2}, order.path,
+                                                     *order.storages[0], false)}
+                             : JobWay::SaveAll(order);
+  }
+};
+
+/// Returns the number that all elements of a checkpoint are. Errors: those of the reader; Internal
+/// for a mix.
+inline Result<int> NumberIn(Storage& storage, const std::string& path) {
+  VARVE_ASSIGN_OR_RETURN(const Content content, ReadContent(path, storage));
+  float number = 0;
+  for (const auto& [name, text] : content.tensors) {
+    for (std::size_t at = text.find(": ") + 2; at < text.size(); at += sizeof(float)) {
+      float element = 0;
+      std::memcpy(&element, text.data() + at, sizeof(element));
+      if (number != 0 && element != number) {
+        return Internal("a mix");
+      }
+      number = element;
+    }
+  }
+  return static_cast<int>(number);
+}
+
 /// Checkpoints all of whose elements are the number of their state.
 class NumberWay : public Way {
  public:
   using Way::Way;
   Result<int> Seen(Storage& storage, const std::string& path) override {
-    VARVE_ASSIGN_OR_RETURN(const Content content, ReadContent(path, storage));
-    float number = 0;
-    for (const auto& [name, text] : content.tensors) {
-      for (std::size_t at = text.find(": ") + 2; at < text.size(); at += sizeof(float)) {
-        float element = 0;
-        std::memcpy(&element, text.data() + at, sizeof(element));
-        if (number != 0 && element != number) {
-          return Internal("a mix");
-        }
-        number = element;
-      }
-    }
-    return static_cast<int>(number);
+    return NumberIn(storage, path);
   }
 };
 
@@ -248,17 +294,21 @@ class HfaiWay final : public NumberWay {
   }
   std::vector<Status> SaveAll(const Order& order) override {
     return Together(order.storages, order.mortal, [&](Coordinator& rank, Storage& storage) {
-      const std::vector<float> memory(3000, static_cast<float>(order.number));
-      const std::string name = "w" + std::to_string(rank.rank());
-      State state;
-      state.tensors.push_back(
-          {name, DType::kFloat32, {3000}, WholeBox({3000}), HostMemory{memory.data()}});
-      state.objects.push_back(HfaiPart(rank.rank(), rank.size(), {Value::Str(name), HfaiLeaf(0)}));
       SaveOptions options = SmallSave(false, Format::kHfai);
       options.overwrite =
           order.overwrite == Overwrite::kAlways && objects_ ? Overwrite::kInPlace : order.overwrite;
-      return varve::Save(state, order.path, options, rank, storage).status();
+      return SaveRank(order.number, order.path, options, rank, storage);
     });
+  }
+  static Status SaveRank(int number, const std::string& path, const SaveOptions& options,
+                         Coordinator& rank, Storage& storage) {
+    const std::vector<float> memory(3000, static_cast<float>(number));
+    const std::string name = "w" + std::to_string(rank.rank());
+    State state;
+    state.tensors.push_back(
+        {name, DType::kFloat32, {3000}, WholeBox({3000}), HostMemory{memory.data()}});
+    state.objects.push_back(HfaiPart(rank.rank(), rank.size(), {Value::Str(name), HfaiLeaf(0)}));
+    return varve::Save(state, path, options, rank, storage).status();
   }
 
  private:

@@ -55,14 +55,14 @@ MUTANTS = (
         "src/publish/commit.cc",
         "} else if (found->size != file.size) {",
         "} else if (false) {",
-        COMMIT + ":Save*:Coordinated*",
+        COMMIT,
     ),
     Mutant(
         "commit-missing-files-counted",
         "src/publish/commit.cc",
         "if (!missing.empty()) {",
         "if (false) {",
-        COMMIT + ":Save*:Coordinated*",
+        COMMIT,
     ),
     Mutant(
         "commit-displaced-not-recovered",
@@ -97,7 +97,7 @@ MUTANTS = (
         "src/publish/commit.cc",
         "VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(JoinPath(staging_, folder)));",
         "(void)folder;",
-        COMMIT + ":Unshard*",
+        COMMIT,
     ),
     Mutant(
         "claim-damage-not-looked-for",
@@ -229,7 +229,7 @@ MUTANTS = (
         "src/pipeline/block_writers.cc",
         "file_.direct() ? RoundUp(block.bytes, kDirectAlignment) : block.bytes;",
         "block.bytes;",
-        "FileWriter*:RoundTrip*:StagedFile*:AsyncSave*",
+        "WriteSegments*:StagedFile*:AsyncSave*",
     ),
     # ---- agent ----
     Mutant(
