@@ -1,4 +1,4 @@
-"""Which entries a load fills."""
+"""The choice of the entries that a load fills."""
 
 from __future__ import annotations
 

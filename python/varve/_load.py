@@ -139,7 +139,7 @@ class _Plan:
         return wanted
 
     def end(self) -> None:
-        """Lets go of the reader: a checkpoint that is open is one that nobody may remove."""
+        """Lets go of the reader: a checkpoint that is open is not removed by the rules of a run."""
         self._opened.clear()
 
     def stored(self, fqn: str) -> str:

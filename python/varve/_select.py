@@ -243,7 +243,7 @@ def _keyed(structure: Any, path: str) -> Iterator[tuple[str, Mapping[Any, Any]]]
 
 
 class NameTree(Mapping[Any, Any]):
-    """What lies under a name, as a mapping of the next parts of names.
+    """The entries under a name, as a mapping of the next parts of names.
 
     A key may have several parts: the state dict of a module is flat, its keys hold dots.
     """

@@ -36,7 +36,7 @@ def rekey(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Sharded:
-    """What both strategies share: saves of all ranks, and removals by rank 0 that wait for them.
+    """The code that both strategies share: saves of all ranks, and removals by rank 0 that wait for them.
 
     A checkpoint holds the model's tensors under `model_key`, the optimizers' as `optimizer_0`, ... and
     all else that Lightning keeps as `meta`.
@@ -159,7 +159,7 @@ class _Sharded:
             self.saves.remove(path_text(filepath))
 
     def _end(self) -> None:
-        """Waits for the saves under way. Raises the failure of one, if nobody has learned of it.
+        """Waits for the saves under way. Raises the failure of one, if it has not been raised.
 
         Later saves are made in the call, until the strategy is set up again.
         """

@@ -245,7 +245,7 @@ class VarveCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
             self.save_future.wait_staged()
 
     def _close(self) -> None:
-        """Waits for the save under way and raises its error, if nobody has seen it."""
+        """Waits for the save under way and raises its error, if it has not been raised."""
         try:
             self.maybe_wait_for_saving()
         finally:

@@ -57,7 +57,7 @@ _log = logging.getLogger("varve")
 
 TESTED = "5.23.0"
 
-#: What this module needs of transformers and accelerate.
+#: The names that this module needs of transformers and accelerate.
 NEEDED: _contract.Table = {
     "transformers.trainer:Trainer.train": ("resume_from_checkpoint",),
     "transformers.trainer:Trainer._save_checkpoint": ("model", "trial"),
