@@ -44,7 +44,7 @@ import varve.torch.dcp
 from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.integrations import _contract, _hf_folders, _hf_random
 from varve.integrations._hf_saves import Saves, VarveSaving
-from varve.integrations._worlds import load_own_or_first
+from varve.integrations._ranks import load_own_or_first
 
 try:
     from accelerate.utils import DistributedType, broadcast_object_list

@@ -38,8 +38,8 @@ import varve.torch
 from varve.errors import UnsupportedError
 from varve.integrations import _contract, _hf_folders, _hf_model, _hf_random
 from varve.integrations._hf_saves import Saves, VarveSaving
+from varve.integrations._ranks import load_own_or_first
 from varve.integrations._removal import remove_unless_held
-from varve.integrations._worlds import load_own_or_first
 
 try:
     from accelerate.utils import broadcast_object_list
