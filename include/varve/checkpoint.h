@@ -206,7 +206,7 @@ class CheckpointReader {
 struct LoadRequest {
   std::vector<TargetTensor> targets;
   std::vector<std::string> objects;  ///< Names whose values this rank will read.
-  /// Names of wanted things that the caller found to be missing or of another kind.
+  /// Names of wanted entries that the caller found to be missing or of another kind.
   std::vector<std::string> missing;
   std::vector<std::string> mismatched;
   /// Names in the checkpoint that this rank leaves out on purpose: never reported as unexpected.

@@ -1,5 +1,5 @@
 /// Runs: the steps that a training run has saved, which of them is the newest good one, and which
-/// may go. What decides is pure (JudgeSteps, ChooseInterval); what acts says what it leaves.
+/// may go. Decisions are pure (JudgeSteps, ChooseInterval). Functions that act say what they leave.
 ///
 /// A step of a run is a checkpoint in the run's directory whose name is letters and a number behind
 /// them: "step-00001000", "checkpoint-500", "global_step120". Other checkpoints there, such as
@@ -132,8 +132,8 @@ Result<std::vector<PrunedStep>> PruneRun(const std::string& run, const KeepRules
                                          const PruneOptions& options = {},
                                          Storage& storage = AnyStorage());
 
-/// Removes a checkpoint as RemoveCheckpoint does, unless it is pinned or someone reads it:
-/// FailedPrecondition. For whoever removes by rules of his own.
+/// Removes a checkpoint as RemoveCheckpoint does, unless it is pinned or a reader has it:
+/// FailedPrecondition. For programs that remove by rules of their own.
 Status RemoveStep(const std::string& path, const PruneOptions& options = {},
                   Storage& storage = AnyStorage());
 
@@ -183,7 +183,7 @@ class RunLock {
 Result<std::unique_ptr<RunLock>> LockRun(const std::string& run, std::string_view holder,
                                          Storage& storage = AnyStorage());
 
-/// Small things that a manager keeps beside the steps where files cannot be appended to, as in an
+/// Small texts that a manager keeps beside the steps where files cannot be appended to, as in an
 /// object store; a directory has files for them (docs/manager.md). All are Unimplemented for
 /// directories.
 ///

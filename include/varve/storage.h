@@ -197,7 +197,7 @@ class ConditionalWrites {
     std::int64_t begun_ns = 0;  ///< Unix time.
   };
 
-  /// Returns those below a directory, whoever writes them.
+  /// Returns those below a directory, of all writers.
   virtual Result<std::vector<Unfinished>> ListUnfinished(const std::string& directory) = 0;
 
   /// Removes what such a file has there. Success when there is nothing.

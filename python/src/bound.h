@@ -125,7 +125,7 @@ struct AsSaveId {
   }
 };
 
-/// A function that C++ calls; nobody reads it.
+/// A function that C++ calls; Python does not read it.
 struct AsProgress {
   static constexpr const char* kWanted = "a function of bytes done and bytes in all";
   static bool FromPython(nb::handle given, ProgressFunction* out) {
@@ -173,7 +173,7 @@ class Bound {
     return *this;
   }
 
-  /// Adds a field that the constructor takes and nobody can read: a function.
+  /// Adds a field that the constructor takes and Python cannot read: a function.
   template <class Form, class C, class D>
   Bound& Keyword(const char* name, D C::* member) {
     Fields().push_back({name, {}, [member, name](T* self, nb::handle given) {

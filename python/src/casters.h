@@ -196,7 +196,7 @@ struct type_caster<varve::python::FsPath> {
   }
 };
 
-/// A number of seconds from 0 on; infinity is a time that nobody waits for.
+/// A number of seconds from 0 on; infinity: there is no limit.
 template <>
 struct type_caster<std::chrono::milliseconds> {
   NB_TYPE_CASTER(std::chrono::milliseconds, const_name("float"))

@@ -31,7 +31,7 @@ NAMED_DICT: Final = 36
 NAMED: Final = 37
 WRAPPED: Final = 38
 
-#: What a subclass may be of, with its plain value: by the base's methods, which a subclass may override.
+#: Bases of subclasses, each with a function for the plain value: the base's, as a subclass may override it.
 _BASES: Final[dict[type, Callable[[Any], Any]]] = {
     list: lambda value: [*list.__iter__(value)],
     tuple: lambda value: (*tuple.__iter__(value),),
@@ -159,7 +159,12 @@ def parts(value: Any, path: str, allow_pickle: bool) -> tuple[int, bytes, list[A
             return None
         fields = {name: getattr(value, name) for name in names}
         ordered = {each.name: fields[each.name] for each in dataclasses.fields(value)}
-        return NAMED, name_of(kind).encode(), ["dataclass", {**ordered, **_own(value)}], None
+        return (
+            NAMED,
+            name_of(kind).encode(),
+            ["dataclass", {**ordered, **_attributes_of(value)}],
+            None,
+        )
     if (not kind.__flags__ & _HEAP and kind is not collections.deque) or _slots(kind):
         return None
     if isinstance(value, collections.deque):
@@ -176,22 +181,24 @@ def parts(value: Any, path: str, allow_pickle: bool) -> tuple[int, bytes, list[A
     return None
 
 
-def _own(value: Any) -> dict[str, Any]:
+def _attributes_of(value: Any) -> dict[str, Any]:
     return getattr(value, "__dict__", {})
 
 
 def _text(value: Any, path: str, allow_pickle: bool) -> bytes:
     """Returns the class's name, and the object's own attributes where it has some."""
     name = name_of(type(value)).encode()
-    own = _own(value)
-    if not own:
+    attributes = _attributes_of(value)
+    if not attributes:
         return name
-    if own is value:
+    if attributes is value:
         extra: Any = "self"  # A dict whose attributes are its items.
-    elif isinstance(value, dict) and all(k in value and value[k] is v for k, v in own.items()):
+    elif isinstance(value, dict) and all(
+        k in value and value[k] is v for k, v in attributes.items()
+    ):
         extra = "items"
     else:
-        extra = dict(own)
+        extra = dict(attributes)
     return name + b"\0" + _core.encode_value(extra, f"{path} (its attributes)", allow_pickle)
 
 
@@ -204,11 +211,13 @@ def split(text: bytes) -> tuple[str, bytes]:
 def like(mapping: Any, items: dict[Any, Any]) -> Any:
     """Returns a mapping of the same class and with the same attributes, with other items."""
     made = _filled(type(mapping), items)
-    own = _own(mapping)
-    if own is mapping:
+    attributes = _attributes_of(mapping)
+    if attributes is mapping:
         made.__dict__ = made
-    elif own:
-        kept = {k: items[k] if k in items and mapping.get(k) is v else v for k, v in own.items()}
+    elif attributes:
+        kept = {
+            k: items[k] if k in items and mapping.get(k) is v else v for k, v in attributes.items()
+        }
         made.__dict__.update(kept)
     return made
 
@@ -279,7 +288,7 @@ def make(text: bytes, items: list[Any]) -> Any:
 def _made(kind: Any, way: str, plain: Any, more: list[Any]) -> tuple[Any] | None:
     """Returns the object in a tuple; None where the class is no longer of this kind.
 
-    What it is made of is of a built-in type: one of another class would have its methods called.
+    Its parts are of built-in types: those of another class would have their methods called.
     """
     if way == "enum":
         return _member(kind, plain, *more)
@@ -336,8 +345,8 @@ def _dataclass(kind: Any, plain: dict[str, Any]) -> tuple[Any] | None:
         return None
     cls: Any = kind
     fields = {each.name for each in dataclasses.fields(kind)}
-    own = any("__dict__" in vars(each) for each in cls.__mro__)
-    if not fields <= plain.keys() or (not own and plain.keys() != fields):
+    has_dict = any("__dict__" in vars(each) for each in cls.__mro__)
+    if not fields <= plain.keys() or (not has_dict and plain.keys() != fields):
         return None  # The class has changed since.
     made = object.__new__(cls)
     for key, item in plain.items():
@@ -353,11 +362,11 @@ def _give(made: Any, extra: bytes) -> None:
     """Gives an object its own attributes."""
     if not extra:
         return
-    own = _core.decode_value(extra)
-    if own == "self":
+    attributes = _core.decode_value(extra)
+    if attributes == "self":
         made.__dict__ = made
     elif isinstance(getattr(made, "__dict__", None), dict):
-        made.__dict__.update(made if own == "items" else own)
+        made.__dict__.update(made if attributes == "items" else attributes)
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -21,7 +21,7 @@ from varve.storage._registry import register_obstore_for
 
 _log = logging.getLogger("varve")
 
-#: What pathlib makes of names of storages, "s3:/bucket" for example.
+#: The names that pathlib makes of storages, "s3:/bucket" for example.
 _SHORTENED = re.compile("(s3|gs|az|abfss?|r2|weka|oss|hdfs|hf|https?|file):/")
 
 #: The number of a dtype in the engine, by its name.
@@ -282,7 +282,7 @@ _warned_of: set[tuple[str, str]] = set()
 def warn_of_values(path: str, report: Any, options: _core.SaveOptions) -> str:
     """Warns that ranks hold different values under one name; returns the text, "" for none.
 
-    `report` has the names. Those that have been warned of for another checkpoint in the same directory
+    `report` has the names. Names that have been warned of for another checkpoint in the same directory
     are left out.
     """
     run = os.path.dirname(path)

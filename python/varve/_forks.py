@@ -1,4 +1,4 @@
-"""What a forked child does with what only its parent can use.
+"""Resources that a forked child cannot use, because they are its parent's.
 
 A child has none of its parent's threads. Destroying a torch process group, a thread pool or a save in
 the child joins threads that are not there: gloo's destructors crash or wait for ever. A child that

@@ -1,4 +1,4 @@
-"""What a load warns of: values that it has chosen from, and what it gives to nothing."""
+"""The warnings of a load: values that it has chosen from, and stored entries without a destination."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def warn_of_rest(
 
     A destination may have a part of the containers of a checkpoint, or pick entries by their whole names, so
     what is beside those is left over on purpose. Not so where the destination is one object (`is_object`).
-    What a `rename` leaves out has no place in `stored_name`, and is left over on purpose too.
+    Entries that a `rename` leaves out have no place in `stored_name`, and are left over on purpose too.
     """
     where = reader.directory
     if match.notes:

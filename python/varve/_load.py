@@ -7,7 +7,6 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from varve import _arguments, _classes, _core, _nearest, _tree
-from varve._choice import Choice as Choice
 from varve._core import Coordinator
 from varve._engine import (
     DTYPE_NUMBERS,
@@ -20,6 +19,7 @@ from varve._engine import (
 )
 from varve._left_over import makes_wrapped, warn_of_nothing, warn_of_one_value, warn_of_rest
 from varve._match import Match
+from varve._select import Choice as Choice
 from varve._select import Keys, Renamed, prune
 from varve._values import NeedsClassesError, ObjectLeaf, TensorLeaf
 from varve._wrappers import Entries, Wrappers, note
@@ -139,7 +139,7 @@ class _Plan:
         return wanted
 
     def end(self) -> None:
-        """Lets go of the reader: a checkpoint that is open is one that nobody may remove."""
+        """Lets go of the reader: a checkpoint that is open is not removed by the rules of a run."""
         self._opened.clear()
 
     def stored(self, fqn: str) -> str:

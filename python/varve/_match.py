@@ -79,7 +79,7 @@ class Match:
         self.missing: list[str] = []
         #: Tensors among the missing, with what replaces them where the container is at hand.
         self._absent: list[tuple[str, Any, Setter | None]] = []
-        #: Those that a load assigns because another name fills the same memory.
+        #: Names that a load assigns because another name fills the same memory.
         self.assigned_as: list[tuple[str, Any, Setter]] = []
         self.mismatched: list[str] = []
         self.known: list[str] = []
@@ -277,8 +277,8 @@ class Match:
         self, mapping: Any, stored: Mapping[Any, Any], prefix: str, name: str, key: str
     ) -> None:
         """Plans this rank's value of those that each rank has, where an object's state dict has none."""
-        own = prefix.removesuffix("/rank")
-        if own in mapping:
+        name_of_all = prefix.removesuffix("/rank")
+        if name_of_all in mapping:
             return  # It was matched.
         chosen = f"{prefix}{self._rank}"
         if key != (chosen if chosen in stored else f"{prefix}0"):
@@ -286,7 +286,7 @@ class Match:
             return
         holder: PerRank[Any] = PerRank(None)
         self._replace(None, stored[key], name, attribute_setter(holder))
-        self.fills.append(lambda: mapping.__setitem__(own, holder))
+        self.fills.append(lambda: mapping.__setitem__(name_of_all, holder))
 
     def _has_large(self, stored: Any, path: str) -> bool:
         """Returns True where a tensor is stored that could be divided among ranks."""

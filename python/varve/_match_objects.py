@@ -144,8 +144,8 @@ def _optimizer(match: Match, planned: Planned, state: Any, stored: Any, path: st
     def put() -> None:
         state.update(rest, state=made)
         if match._keys is not None:
-            for group, own in zip(state["param_groups"], ids, strict=True):
-                group["params"] = own
+            for group, numbers in zip(state["param_groups"], ids, strict=True):
+                group["params"] = numbers
 
     match.fills.append(put)
 

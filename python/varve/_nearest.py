@@ -1,4 +1,4 @@
-"""What a failed load suggests: the stored names that are nearest to the missing ones, and a `rename` for them.
+"""Suggestions after a failed load: the stored names nearest to the missing ones, and a `rename` for them.
 
 Takes time in proportion to the names there are: it looks at a sample of the missing names, and checks what it
 has found with all of them.
@@ -19,7 +19,7 @@ from varve._select import Keys, Rename, renamer
 #: Missing names that are compared with the stored ones, by their endings.
 _SAMPLE = 64
 
-#: Those that are compared letter by letter, and stored names that they are compared with: 0.1 s each.
+#: Missing names that are compared letter by letter, and stored names to compare with: 0.1 s each.
 _COMPARED = 8
 _MOST_CANDIDATES = 2_000
 
@@ -94,7 +94,7 @@ def hint(
     Args:
         missing: Names that the destination wants and that are not stored, with their kinds.
         stored: All stored names, with their kinds.
-        fitting: Those of them that the destination wants.
+        fitting: The ones that the destination wants.
         renamed: The load has a `rename`, so that another one is not suggested.
     """
     if not missing:

@@ -1,4 +1,4 @@
-"""What a match has to know of objects with state dicts; see varve._match."""
+"""The functions that a match calls for objects with state dicts; see varve._match."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class Source(Protocol):
-    """What a match reads of a checkpoint, by names of the destination."""
+    """The reads of a match from a checkpoint, by names of the destination."""
 
     @property
     def directory(self) -> str:
@@ -22,7 +22,7 @@ class Source(Protocol):
 
 
 class Objects(Protocol):
-    """What is known of objects that have a state dict. The part of Arrays that a match asks."""
+    """Knowledge of objects that have a state dict. The part of Arrays that a match asks."""
 
     def is_module(self, value: Any) -> bool:
         """Returns True for an object whose `load_state_dict` takes the keys of its state dict alone."""
@@ -89,7 +89,7 @@ class Entry:
 
 
 class First(Protocol):
-    """What an optimizer makes in its first step, compared with what is stored."""
+    """The state that an optimizer makes in its first step, compared with the stored one."""
 
     def plan(self, entry: Entry, present: Any) -> None:
         """Sets `unlike` and `make` of an entry; `present` is the state that is there, or None.
@@ -106,7 +106,7 @@ class First(Protocol):
 
 @dataclass
 class Planned:
-    """What is stored for an optimizer.
+    """The stored state of an optimizer.
 
     Attributes:
         entries: States of parameters.
@@ -114,7 +114,7 @@ class Planned:
         halves: Names that a stored state lacks and should have.
         options: By group of the destination, the stored group that each option is from. None: groups are
             as they were stored.
-        notes: What the caller is to know.
+        notes: Remarks for the caller.
         beside: Some parameters are divided among ranks, or elsewhere than tensors are made by default: new
             state goes where they are.
         first: Knows what the optimizer makes of its parameters.

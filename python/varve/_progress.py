@@ -41,7 +41,7 @@ class Progress:
         """Shows nothing yet.
 
         Args:
-            what: What is done; begins each line.
+            what: The operation; begins each line.
             after: Show only what takes longer than so many seconds.
             every: Seconds between the lines of a log.
         """

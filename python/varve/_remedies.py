@@ -1,4 +1,4 @@
-"""What messages say of mismatches: what is stored, what is wanted, and what to do."""
+"""Messages about mismatches: what is stored, what is wanted, and what to do."""
 
 from __future__ import annotations
 

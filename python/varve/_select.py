@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from varve import _arguments, _tree
@@ -243,7 +244,7 @@ def _keyed(structure: Any, path: str) -> Iterator[tuple[str, Mapping[Any, Any]]]
 
 
 class NameTree(Mapping[Any, Any]):
-    """What lies under a name, as a mapping of the next parts of names.
+    """The entries under a name, as a mapping of the next parts of names.
 
     A key may have several parts: the state dict of a module is flat, its keys hold dots.
     """
@@ -274,3 +275,23 @@ class NameTree(Mapping[Any, Any]):
 
     def __len__(self) -> int:
         return len(self._names.below.get(self._path, ()))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which entries a load fills, and from where.
+
+    Raises InvalidArgumentError for a flag that is neither True nor False.
+    """
+
+    keys: str | Iterable[str] | None
+    rename: Rename | None
+    allow_pickle: bool
+    use_agent: bool
+    assign: bool = False
+    one_will_do: str | Iterable[str] | None = None
+    """Names of which the lowest rank's value will do where ranks cannot get their own."""
+
+    def __post_init__(self) -> None:
+        for name in ("allow_pickle", "use_agent", "assign"):
+            _arguments.flag(name, getattr(self, name))

@@ -116,7 +116,7 @@ class Wrapping(Protocol):
         """Returns how a plain entry of other software differs from a tensor to fill, and what fills it.
 
         torch's planner pickles such tensors as objects of their class. The difference is "" where it fits.
-        What cannot be filled in place is returned by the function, to take the tensor's place.
+        A tensor that cannot be filled in place is returned by the function, to take the old one's place.
         """
 
     def whole_pickled(self, reader: _core.Reader, fqn: str) -> Any:
@@ -177,7 +177,7 @@ class Flattener:
         self.taken: list[Any] = []
         #: The names of tensors that are made of others.
         self.wrapped: list[str] = []
-        #: Those of them that are not inner tensors themselves, with their names.
+        #: The ones that are not inner tensors themselves, with their names.
         self.outermost: list[tuple[str, Any]] = []
         self._wrapping_depth = 0
         self._rank = rank

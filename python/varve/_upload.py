@@ -40,7 +40,7 @@ def upload(
 ) -> _core.uploads.UploadReport:
     """Copies a checkpoint that is published to another storage, where it becomes visible when it is whole.
 
-    What is uploaded is checked: checksums that the files carry are compared on the bytes that are sent.
+    Bytes are checked as they are sent: by the checksums that the files carry.
     Files of the directory that are no part of the checkpoint are not copied; they are logged as a warning and
     are in the report's `left_out`. If the target holds the same save already, there is nothing to do. The note of a pending upload of
     `source` to `target`, if there is one, is removed.

@@ -64,7 +64,7 @@ class Wrappers:
         return self._index.stored.get(unwrapped(name), name)
 
     def begin(self) -> None:
-        """Lets `stored` look for names, where nobody calls `find`."""
+        """Lets `stored` look for names, where `find` is not called."""
         self._indexed()
 
     @property
@@ -93,7 +93,7 @@ class Wrappers:
             counts = Counter(names.values())
             self._exact = frozenset(names)
             self._stored_has_parts = any(name != short for name, short in names.items())
-            # An entry of which there are several is nobody's.
+            # An entry of which there are several is of no one object.
             self._index = Renamed(
                 structure, lambda name: names[name] if counts[names[name]] == 1 else None
             )

@@ -23,7 +23,7 @@ class Error(Exception):
         rank: The rank that failed, the lowest where several did; None where none is known.
         path: The file or checkpoint that the error is about; None where none is known.
         reason: Finer than the code; "" for most errors. "StagerLost": a new stager can save.
-        of_ranks: What each rank failed with, by rank, the first 64 of them; empty where the ranks have
+        of_ranks: The error of each rank, by rank, the first 64 of them; empty where the ranks have
             not told each other.
     """
 

@@ -425,7 +425,7 @@ TEST(Agent, DropsAPeerThatSendsMalformedMessagesAndServesTheOthers) {
       AgentMessage message;
       message.verb = static_cast<AgentVerb>(random.Below(20));
       message.verb = message.verb == AgentVerb::kStop ? AgentVerb::kAttach : message.verb;
-      message.turn = random.Below(3);
+      message.ticket = random.Below(3);
       message.payload = random.Bytes(random.Below(40));
       for (std::uint64_t fds = random.Below(4); fds > 0; --fds) {
         message.fds.push_back(std::move(*MakeBlob(random.Bytes(random.Below(200)))));

@@ -88,7 +88,7 @@ Status AgentConnection::Send(const AgentMessage& message) {
   Bytes frame;
   ByteWriter out(&frame);
   out.U8(static_cast<std::uint8_t>(message.verb));
-  out.U64(message.turn);
+  out.U64(message.ticket);
   out.Raw(message.payload);
   iovec data{.iov_base = frame.data(), .iov_len = frame.size()};
   alignas(cmsghdr) Control control{};
@@ -144,7 +144,7 @@ Result<AgentMessage> AgentConnection::Receive(Deadline deadline) {
   message.fds = TakeDescriptors(&header);
   ByteReader in({frame.data(), static_cast<std::size_t>(got)});
   const std::uint8_t verb = in.U8();
-  message.turn = in.U64();
+  message.ticket = in.U64();
   message.payload = std::string(in.Raw(in.remaining()));
   if ((header.msg_flags & MSG_CTRUNC) != 0) {
     // The system closes what does not fit: the message is not whole, and cannot be asked for again.

@@ -37,14 +37,14 @@ Status LostFor(const Status& why) {
   return Unavailable("the agent that was to write it is no longer reached: " + why.message());
 }
 
-/// What has been received for a turn, beside its state.
-struct Ticket {
+/// What has been received for a ticket, beside its state.
+struct SentSave {
   std::optional<Status> taken;                     // The answer to kSubmit.
   std::optional<Result<AsyncSaveReport>> outcome;  // kDone.
   std::optional<Status> why_lost;
   std::shared_ptr<ValidityPage> lease;
 };
-using TicketPtr = std::shared_ptr<Ticket>;
+using SentSavePtr = std::shared_ptr<SentSave>;
 
 class AgentExecutor final : public SaveExecutor {
  public:
@@ -72,22 +72,22 @@ class AgentExecutor final : public SaveExecutor {
     return Begin(0);
   }
 
-  Status Submit(std::uint64_t turn, const Submission& save, bool* sent) override {
+  Status Submit(std::uint64_t ticket, const Submission& save, bool* sent) override {
     *sent = false;
-    VARVE_RETURN_IF_ERROR(Reconnect(turn));
-    AgentMessage message{AgentVerb::kSubmit, turn, {}, {}};
+    VARVE_RETURN_IF_ERROR(Reconnect(ticket));
+    AgentMessage message{AgentVerb::kSubmit, ticket, {}, {}};
     VARVE_ASSIGN_OR_RETURN(FileDescriptor blob, MakeBlob(EncodeSubmission(save)));
-    const auto known = std::make_shared<Ticket>();
+    const auto known = std::make_shared<SentSave>();
     VARVE_ASSIGN_OR_RETURN(known->lease, ValidityPage::Make());
     message.fds.push_back(std::move(blob));
     VARVE_ASSIGN_OR_RETURN(FileDescriptor lease, Duplicate(known->lease->fd().get()));
     message.fds.push_back(std::move(lease));
     std::unique_lock lock(mutex_);
-    if (tickets_.contains(turn)) {
-      return FailedPrecondition("turn " + std::to_string(turn) + " has been submitted already");
+    if (sent_.contains(ticket)) {
+      return FailedPrecondition("ticket " + std::to_string(ticket) + " has been submitted already");
     }
-    tickets_[turn] = known;
-    Take(executor_event::Submitted{turn});
+    sent_[ticket] = known;
+    Take(executor_event::Submitted{ticket});
     if (!is_.connected) {
       known->why_lost = CopyOf(why_lost_);
     } else if (Status status = agent_->Send(message); !status.ok()) {
@@ -95,51 +95,51 @@ class AgentExecutor final : public SaveExecutor {
     } else {
       *sent = true;
     }
-    if (!Await(&lock, [&] { return StateOf(is_, turn) != TurnState::kSent; })) {
-      SendToAgent({AgentVerb::kCancel, turn, {}, {}});
+    if (!Await(&lock, [&] { return StateOf(is_, ticket) != TicketState::kSent; })) {
+      SendToAgent({AgentVerb::kCancel, ticket, {}, {}});
       Lose(NoAnswer());
     }
     *sent = *sent && !known->taken;
     Status taken = known->taken ? *known->taken : LostFor(*known->why_lost);
     if (!taken.ok()) {
-      GiveUp(turn);  // The agent may accept the save yet.
+      GiveUp(ticket);  // The agent may accept the save yet.
     }
     return taken;
   }
 
-  void Pass(std::uint64_t turn) override {
+  void Pass(std::uint64_t ticket) override {
     const std::scoped_lock lock(mutex_);
-    Take(executor_event::Passed{turn});
-    SendToAgent({AgentVerb::kPass, turn, {}, {}});
+    Take(executor_event::Passed{ticket});
+    SendToAgent({AgentVerb::kPass, ticket, {}, {}});
   }
 
-  void Cancel(std::uint64_t turn) override {
+  void Cancel(std::uint64_t ticket) override {
     const std::scoped_lock lock(mutex_);
-    SendToAgent({AgentVerb::kCancel, turn, {}, {}});
+    SendToAgent({AgentVerb::kCancel, ticket, {}, {}});
   }
 
-  bool Holds(std::uint64_t turn) override {
+  bool Holds(std::uint64_t ticket) override {
     const std::scoped_lock lock(mutex_);
-    return !IsLost(turn);
+    return !IsLost(ticket);
   }
 
-  Result<AsyncSaveReport> Wait(std::uint64_t turn, bool* lost) override {
+  Result<AsyncSaveReport> Wait(std::uint64_t ticket, bool* lost) override {
     std::unique_lock lock(mutex_);
-    const TicketPtr known = Known(turn);
-    varve::Wait(changed_, lock, [&] { return known->outcome.has_value() || IsLost(turn); });
+    const SentSavePtr known = Known(ticket);
+    varve::Wait(changed_, lock, [&] { return known->outcome.has_value() || IsLost(ticket); });
     *lost = !known->outcome;
     if (*lost) {
-      GiveUp(turn);
+      GiveUp(ticket);
     }
     return known->outcome ? *known->outcome : LostFor(*known->why_lost);
   }
 
-  void Forget(std::uint64_t turn) override {
+  void Forget(std::uint64_t ticket) override {
     std::unique_lock lock(mutex_);
-    if (!IsLost(turn)) {
-      Status asked = agent_->Send({AgentVerb::kForget, turn, {}, {}});
+    if (!IsLost(ticket)) {
+      Status asked = agent_->Send({AgentVerb::kForget, ticket, {}, {}});
       const auto is_forgotten = [&] {
-        return StateOf(is_, turn) == TurnState::kForgotten || IsLost(turn);
+        return StateOf(is_, ticket) == TicketState::kForgotten || IsLost(ticket);
       };
       if (asked.ok() && !Await(&lock, is_forgotten)) {
         asked = NoAnswer();
@@ -148,44 +148,44 @@ class AgentExecutor final : public SaveExecutor {
         Lose(std::move(asked));
       }
     }
-    GiveUp(turn);
+    GiveUp(ticket);
   }
 
  private:
-  /// Returns the ticket of a turn. A turn without one counts as lost.
-  TicketPtr Known(std::uint64_t turn) {
-    const auto found = tickets_.find(turn);
-    if (found != tickets_.end()) {
+  /// Returns what is known of a ticket. One that was not submitted counts as lost.
+  SentSavePtr Known(std::uint64_t ticket) {
+    const auto found = sent_.find(ticket);
+    if (found != sent_.end()) {
       return found->second;
     }
-    auto lost = std::make_shared<Ticket>();
+    auto lost = std::make_shared<SentSave>();
     lost->why_lost = CopyOf(why_lost_);
     return lost;
   }
 
-  [[nodiscard]] bool IsLost(std::uint64_t turn) const {
-    return StateOf(is_, turn).value_or(TurnState::kLost) == TurnState::kLost;
+  [[nodiscard]] bool IsLost(std::uint64_t ticket) const {
+    return StateOf(is_, ticket).value_or(TicketState::kLost) == TicketState::kLost;
   }
 
   /// Makes the step of an event, and what follows from it. The lock is held.
   void Take(const ExecutorEvent& event) {
     const ExecutorActions actions = Step(&is_, event);
     if (actions.revoke) {
-      tickets_.at(*actions.revoke)->lease->Revoke();
+      sent_.at(*actions.revoke)->lease->Revoke();
     }
     if (actions.close) {
       agent_->Close();
     }
-    for (const std::uint64_t turn : actions.pass) {
-      SendToAgent({AgentVerb::kPass, turn, {}, {}});
+    for (const std::uint64_t ticket : actions.pass) {
+      SendToAgent({AgentVerb::kPass, ticket, {}, {}});
     }
     changed_.notify_all();
   }
 
-  /// Ends a turn whose memory is about to be used again. The lock is held.
-  void GiveUp(std::uint64_t turn) {
-    Take(executor_event::GivenUp{turn});
-    tickets_.erase(turn);
+  /// Ends a ticket whose memory is about to be used again. The lock is held.
+  void GiveUp(std::uint64_t ticket) {
+    Take(executor_event::GivenUp{ticket});
+    sent_.erase(ticket);
   }
 
   [[nodiscard]] Status NoAnswer() const {
@@ -201,7 +201,7 @@ class AgentExecutor final : public SaveExecutor {
       why_lost_ = std::move(why);
       ReportLoss();
     }
-    for (const auto& [turn, known] : tickets_) {
+    for (const auto& [ticket, known] : sent_) {
       if (!known->why_lost) {
         known->why_lost = CopyOf(why_lost_);
       }
@@ -214,7 +214,7 @@ class AgentExecutor final : public SaveExecutor {
     if (!EventsAreTaken()) {
       return;
     }
-    const bool harms = std::any_of(tickets_.begin(), tickets_.end(), [&](const auto& entry) {
+    const bool harms = std::any_of(sent_.begin(), sent_.end(), [&](const auto& entry) {
       return !IsLost(entry.first) && !entry.second->outcome;
     });
     (void)Guarded([&] {
@@ -238,17 +238,17 @@ class AgentExecutor final : public SaveExecutor {
   }
 
   /// Attaches the memory on a new connection and starts the thread that receives.
-  Status Begin(std::uint64_t first_turn) {
+  Status Begin(std::uint64_t first_ticket) {
     AgentMessage attach{AgentVerb::kAttach, 0, {}, {}};
     ByteWriter out(&attach.payload);
     out.U64(pool_blocks_);
-    out.U64(first_turn);
+    out.U64(first_ticket);
     VARVE_ASSIGN_OR_RETURN(FileDescriptor pool, Duplicate(pool_fd_));
     attach.fds.push_back(std::move(pool));
     VARVE_RETURN_IF_ERROR(Ask(*agent_, attach, Now() + answer_timeout_).status());
     {
       const std::scoped_lock lock(mutex_);
-      Take(executor_event::Connected{first_turn});
+      Take(executor_event::Connected{first_ticket});
     }
     Status listens = Guarded([&] {
       listener_ = Thread([this, agent = agent_] { Listen(*agent); });
@@ -261,9 +261,9 @@ class AgentExecutor final : public SaveExecutor {
     return listens.Annotate("listen to the agent");
   }
 
-  /// Connects again where the connection was lost. Refuses turns before `turn` that have not been
-  /// submitted.
-  Status Reconnect(std::uint64_t turn) {
+  /// Connects again where the connection was lost. Refuses tickets below `ticket` that have not
+  /// been submitted.
+  Status Reconnect(std::uint64_t ticket) {
     const std::scoped_lock one(reconnecting_);
     {
       const std::scoped_lock lock(mutex_);
@@ -277,7 +277,7 @@ class AgentExecutor final : public SaveExecutor {
       const std::scoped_lock lock(mutex_);
       agent_ = std::move(agent);
     }
-    return Begin(turn);
+    return Begin(ticket);
   }
 
   void Disconnect() {
@@ -298,25 +298,24 @@ class AgentExecutor final : public SaveExecutor {
   }
 
   Status Note(const AgentMessage& message) {
-    const std::uint64_t turn = message.turn;
-    if (message.verb == AgentVerb::kRefused && turn == kNoTurn) {
+    const std::uint64_t ticket = message.ticket;
+    if (message.verb == AgentVerb::kRefused && ticket == kNoTicket) {
       return DecodeRefusal(message.payload);  // The agent closes the connection.
     }
-    if (IsLost(turn)) {
+    if (IsLost(ticket)) {
       return Status::Ok();
     }
-    Ticket& ticket = *tickets_.at(turn);
+    SentSave& save = *sent_.at(ticket);
     switch (message.verb) {
       case AgentVerb::kOk:
       case AgentVerb::kRefused:
-        ticket.taken =
-            message.verb == AgentVerb::kOk ? Status::Ok() : DecodeRefusal(message.payload);
-        Take(executor_event::Answered{turn, message.verb == AgentVerb::kOk});
+        save.taken = message.verb == AgentVerb::kOk ? Status::Ok() : DecodeRefusal(message.payload);
+        Take(executor_event::Answered{ticket, message.verb == AgentVerb::kOk});
         break;
-      case AgentVerb::kForgotten: Take(executor_event::Forgotten{turn}); break;
+      case AgentVerb::kForgotten: Take(executor_event::Forgotten{ticket}); break;
       case AgentVerb::kDone:
-        ticket.outcome = OutcomeOf(message);
-        Take(executor_event::Ended{turn});
+        save.outcome = OutcomeOf(message);
+        Take(executor_event::Ended{ticket});
         break;
       default: break;
     }
@@ -343,7 +342,7 @@ class AgentExecutor final : public SaveExecutor {
   std::shared_ptr<AgentLink> agent_;
   ExecutorState is_;
   Status why_lost_;
-  std::map<std::uint64_t, TicketPtr> tickets_;  // Of is_.turns.
+  std::map<std::uint64_t, SentSavePtr> sent_;  // Of is_.tickets.
   Thread listener_;
 };
 

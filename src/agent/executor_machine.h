@@ -3,9 +3,9 @@
 ///
 /// The connection is up, or down. It goes down when it breaks, when the agent does not answer in
 /// time, and when a message cannot be received. The next save that is submitted makes it again,
-/// perhaps to another agent, which knows nothing of the turns before.
+/// perhaps to another agent, which knows nothing of the tickets before.
 ///
-/// A turn:
+/// A ticket:
 ///
 /// | state      | the trainer                                  | becomes
 /// |------------|----------------------------------------------|--------------------------------
@@ -17,7 +17,7 @@
 /// |            | more                                         |
 /// | kLost      | does not know what the agent does with it    | given up
 ///
-/// A turn is given up when the trainer uses its memory again. Unless the agent has forgotten it,
+/// A ticket is given up when the trainer uses its memory again. Unless the agent has forgotten it,
 /// the lease of that memory is revoked first: an agent that is lost may live, and still read it.
 #pragma once
 
@@ -30,40 +30,40 @@
 
 namespace varve {
 
-enum class TurnState : std::uint8_t { kSent, kAccepted, kRefused, kEnded, kForgotten, kLost };
+enum class TicketState : std::uint8_t { kSent, kAccepted, kRefused, kEnded, kForgotten, kLost };
 
 struct ExecutorState {
   bool connected = false;
-  std::map<std::uint64_t, TurnState> turns;  ///< Those that have not been given up.
-  std::uint64_t all_used_below = 0;          ///< All turns before it were submitted or passed.
-  std::set<std::uint64_t> used;              ///< Likewise these. Turns need not come in order.
+  std::map<std::uint64_t, TicketState> tickets;  ///< Those that have not been given up.
+  std::uint64_t all_used_below = 0;  ///< All tickets before it were submitted or passed.
+  std::set<std::uint64_t> used;      ///< Likewise these. Tickets need not come in order.
 };
 
 namespace executor_event {
-/// Messages of this turn and of later ones can be sent to the agent, which has received none.
+/// Messages of this ticket and of later ones can be sent to the agent, which has received none.
 struct Connected {
-  std::uint64_t first_turn = 0;
+  std::uint64_t first_ticket = 0;
 };
 struct Lost {};
 struct Submitted {
-  std::uint64_t turn = 0;
+  std::uint64_t ticket = 0;
 };
 struct Passed {
-  std::uint64_t turn = 0;
+  std::uint64_t ticket = 0;
 };
 struct Answered {
-  std::uint64_t turn = 0;
+  std::uint64_t ticket = 0;
   bool accepted = false;
 };
 struct Ended {
-  std::uint64_t turn = 0;
+  std::uint64_t ticket = 0;
 };
 struct Forgotten {
-  std::uint64_t turn = 0;
+  std::uint64_t ticket = 0;
 };
-/// The trainer uses the memory of the turn again.
+/// The trainer uses the memory of the ticket again.
 struct GivenUp {
-  std::uint64_t turn = 0;
+  std::uint64_t ticket = 0;
 };
 }  // namespace executor_event
 
@@ -75,16 +75,16 @@ using ExecutorEvent =
 /// What is to be done after a step.
 struct ExecutorActions {
   bool close = false;                   ///< Close the connection.
-  std::optional<std::uint64_t> revoke;  ///< Revoke the lease of this turn.
-  /// Tell the agent that nothing is submitted in these turns, for which it would wait.
+  std::optional<std::uint64_t> revoke;  ///< Revoke the lease of this ticket.
+  /// Tell the agent that nothing is submitted for these tickets, for which it would wait.
   std::vector<std::uint64_t> pass;
 };
 
-/// Takes an event. Events of turns that are lost or given up change nothing. Needs memory only for
-/// Connected, Submitted and Passed: a turn can be lost and given up without any.
+/// Takes an event. Events of tickets that are lost or given up change nothing. Needs memory only
+/// for Connected, Submitted and Passed: a ticket can be lost and given up without any.
 ExecutorActions Step(ExecutorState* state, const ExecutorEvent& event);
 
-/// Returns a turn's state; nothing for one that was given up or never submitted.
-std::optional<TurnState> StateOf(const ExecutorState& state, std::uint64_t turn);
+/// Returns a ticket's state; nothing for one that was given up or never submitted.
+std::optional<TicketState> StateOf(const ExecutorState& state, std::uint64_t ticket);
 
 }  // namespace varve

@@ -19,11 +19,11 @@ ExecutorState After(const std::vector<ExecutorEvent>& events) {
   return state;
 }
 
-std::optional<std::uint64_t> RevokedBy(ExecutorState state, std::uint64_t turn) {
-  return Step(&state, on::GivenUp{turn}).revoke;
+std::optional<std::uint64_t> RevokedBy(ExecutorState state, std::uint64_t ticket) {
+  return Step(&state, on::GivenUp{ticket}).revoke;
 }
 
-using Turns = std::vector<std::uint64_t>;
+using Tickets = std::vector<std::uint64_t>;
 
 TEST(ExecutorMachine, MemoryIsUsedAgainWithoutTheAgentsConsentOnlyWhenItsLeaseIsRevoked) {
   const std::vector<ExecutorEvent> sent{on::Connected{0}, on::Submitted{0}};
@@ -37,13 +37,13 @@ TEST(ExecutorMachine, MemoryIsUsedAgainWithoutTheAgentsConsentOnlyWhenItsLeaseIs
   EXPECT_EQ(RevokedBy(After(events), 0), std::nullopt);
 }
 
-TEST(ExecutorMachine, ATurnIsRevokedOnce) {
+TEST(ExecutorMachine, ATicketIsRevokedOnce) {
   ExecutorState state = After({on::Connected{0}, on::Submitted{0}});
   EXPECT_EQ(Step(&state, on::GivenUp{0}).revoke, 0U);
   EXPECT_EQ(Step(&state, on::GivenUp{0}).revoke, std::nullopt);
 }
 
-TEST(ExecutorMachine, WithTheConnectionAllTurnsAreLostAndLaterMessagesChangeNothing) {
+TEST(ExecutorMachine, WithTheConnectionAllTicketsAreLostAndLaterMessagesChangeNothing) {
   ExecutorState state = After(
       {on::Connected{0}, on::Submitted{0}, on::Answered{0, true}, on::Submitted{1}, on::Lost{}});
   EXPECT_FALSE(state.connected);
@@ -51,26 +51,26 @@ TEST(ExecutorMachine, WithTheConnectionAllTurnsAreLostAndLaterMessagesChangeNoth
                                     ExecutorEvent(on::Ended{0}), ExecutorEvent(on::Forgotten{0})}) {
     (void)Step(&state, late);
   }
-  EXPECT_EQ(StateOf(state, 0), TurnState::kLost);
-  EXPECT_EQ(StateOf(state, 1), TurnState::kLost);
+  EXPECT_EQ(StateOf(state, 0), TicketState::kLost);
+  EXPECT_EQ(StateOf(state, 1), TicketState::kLost);
   EXPECT_EQ(RevokedBy(state, 0), 0U) << "an agent that is lost may live";
 }
 
 TEST(ExecutorMachine, ASaveThatIsSubmittedWithoutAConnectionIsLost) {
-  EXPECT_EQ(StateOf(After({on::Submitted{0}}), 0), TurnState::kLost);
+  EXPECT_EQ(StateOf(After({on::Submitted{0}}), 0), TicketState::kLost);
 }
 
-TEST(ExecutorMachine, ANewAgentIsToldOfTheTurnsThatItNeedNotWaitFor) {
+TEST(ExecutorMachine, ANewAgentIsToldOfTheTicketsThatItNeedNotWaitFor) {
   ExecutorState state =
       After({on::Connected{0}, on::Submitted{0}, on::Passed{3}, on::Submitted{4}, on::Lost{}});
-  EXPECT_EQ(Step(&state, on::Connected{1}).pass, (Turns{3, 4}));
+  EXPECT_EQ(Step(&state, on::Connected{1}).pass, (Tickets{3, 4}));
   EXPECT_TRUE(state.connected);
 }
 
 TEST(ExecutorMachine, ARefusedSaveIsNotAccepted) {
   const ExecutorState state = After({on::Connected{0}, on::Submitted{0}, on::Answered{0, false},
                                      on::Answered{0, true}, on::Ended{0}});
-  EXPECT_EQ(StateOf(state, 0), TurnState::kRefused);
+  EXPECT_EQ(StateOf(state, 0), TicketState::kRefused);
 }
 
 }  // namespace

@@ -56,10 +56,10 @@ void HeldFiles::Add(Held held) {
   files_.push_back(std::move(held));
 }
 
-void HeldFiles::Forget(std::uint64_t session, std::uint64_t turn) {
+void HeldFiles::Forget(std::uint64_t session, std::uint64_t ticket) {
   const std::scoped_lock lock(mutex_);
   std::erase_if(files_, [&](const Held& held) {
-    const bool meant = held.session == session && held.turn == turn;
+    const bool meant = held.session == session && held.ticket == ticket;
     if (meant) {
       held.page->Revoke();
     }

@@ -37,7 +37,7 @@ Result<HeldFile> DecodeHeldFile(std::string_view bytes);
 struct Held {
   HeldFile file;
   std::uint64_t session = 0;  ///< The session whose trainer made the memory.
-  std::uint64_t turn = 0;
+  std::uint64_t ticket = 0;
   /// When the trainer exited; nothing while it lives.
   std::optional<TimePoint> orphan_since;
   std::shared_ptr<PoolMemory> pool;
@@ -57,7 +57,7 @@ class HeldFiles {
   void Add(Held held);
 
   /// Gives one file up: its page is revoked, so that readers notice.
-  void Forget(std::uint64_t session, std::uint64_t turn);
+  void Forget(std::uint64_t session, std::uint64_t ticket);
 
   /// Gives up all files, or those of `session`.
   void ForgetAll(std::optional<std::uint64_t> session = std::nullopt);

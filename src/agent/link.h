@@ -17,32 +17,32 @@ namespace varve {
 /// version.
 enum class AgentVerb : std::uint8_t {
   kHello = 1,  ///< T: payload its version. A answers kOk with its own, or kRefused.
-  kAttach,     ///< T: the staging memory, a memfd; payload its blocks and the first turn. A: kOk.
-  kSubmit,   ///< T: the save of a turn, a memfd with a Submission, and the lease of its memory. A:
-             ///< kOk or kRefused, same turn.
-  kPass,     ///< T: submits nothing in that turn. No answer.
-  kCancel,   ///< T: cancels the save of that turn. No answer.
-  kForget,   ///< T: needs the memory of that turn. A: kForgotten.
-  kFind,     ///< T: payload a path. A: a kHeld for each file of it in memory, then kOk.
-  kStatus,   ///< T. A: kOk with a text in JSON, in a memfd.
-  kDrain,    ///< T. A: kOk when nothing is left to write. No kHello is needed.
-  kStop,     ///< T. A: kOk when nothing is left to write; it then ends. No kHello is needed.
-  kOk,       ///< A.
-  kRefused,  ///< A: payload a code and a message. With kNoTurn: why A closes the connection.
-  kDone,     ///< A: the save of that turn has ended. Payload as kRefused, or 0 and its report; or a
-             ///< memfd with that.
+  kAttach,     ///< T: the staging memory, a memfd; payload its blocks and the first ticket. A: kOk.
+  kSubmit,  ///< T: the save of a ticket, a memfd with a Submission, and the lease of its memory. A:
+            ///< kOk or kRefused, same ticket.
+  kPass,    ///< T: submits nothing for that ticket. No answer.
+  kCancel,  ///< T: cancels the save of that ticket. No answer.
+  kForget,  ///< T: needs the memory of that ticket. A: kForgotten.
+  kFind,    ///< T: payload a path. A: a kHeld for each file of it in memory, then kOk.
+  kStatus,  ///< T. A: kOk with a text in JSON, in a memfd.
+  kDrain,   ///< T. A: kOk when nothing is left to write. No kHello is needed.
+  kStop,    ///< T. A: kOk when nothing is left to write; it then ends. No kHello is needed.
+  kOk,      ///< A.
+  kRefused,  ///< A: payload a code and a message. With kNoTicket: why A closes the connection.
+  kDone,  ///< A: the save of that ticket has ended. Payload as kRefused, or 0 and its report; or a
+          ///< memfd with that.
   kForgotten,  ///< A.
   kHeld,  ///< A: memfds of the memory, a HeldFile, the page that is revoked when it is given up,
           ///< and the lease.
   kBye,   ///< T: leaves its memory to A for good, and closes. No answer.
 };
 
-/// The turn of a kRefused that answers no message in particular.
-inline constexpr std::uint64_t kNoTurn = ~std::uint64_t{0};
+/// The ticket of a kRefused that answers no message in particular.
+inline constexpr std::uint64_t kNoTicket = ~std::uint64_t{0};
 
 struct AgentMessage {
   AgentVerb verb = AgentVerb::kOk;
-  std::uint64_t turn = 0;
+  std::uint64_t ticket = 0;
   Bytes payload;  ///< At most kMaxAgentPayload; what is longer goes in a memfd.
   std::vector<FileDescriptor> fds;
 };

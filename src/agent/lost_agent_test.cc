@@ -38,23 +38,23 @@ class LosingExecutor final : public SaveExecutor {
       : real_(std::move(real)), before_(before) {}
 
   Status Attach(int fd, std::uint64_t blocks) override { return real_->Attach(fd, blocks); }
-  Status Submit(std::uint64_t turn, const Submission& save, bool* sent) override {
+  Status Submit(std::uint64_t ticket, const Submission& save, bool* sent) override {
     Submission slow = save;
     slow.options.save.max_write_bandwidth = before_ ? 1 : 0;
-    return real_->Submit(turn, slow, sent);
+    return real_->Submit(ticket, slow, sent);
   }
-  void Pass(std::uint64_t turn) override { real_->Pass(turn); }
-  Result<AsyncSaveReport> Wait(std::uint64_t turn, bool* lost) override {
+  void Pass(std::uint64_t ticket) override { real_->Pass(ticket); }
+  Result<AsyncSaveReport> Wait(std::uint64_t ticket, bool* lost) override {
     if (before_) {
-      real_->Cancel(turn);
+      real_->Cancel(ticket);
     }
-    (void)real_->Wait(turn, lost);
+    (void)real_->Wait(ticket, lost);
     *lost = true;
     return Unavailable("the agent has died");
   }
-  bool Holds(std::uint64_t turn) override { return real_->Holds(turn); }
-  void Cancel(std::uint64_t turn) override { real_->Cancel(turn); }
-  void Forget(std::uint64_t turn) override { real_->Forget(turn); }
+  bool Holds(std::uint64_t ticket) override { return real_->Holds(ticket); }
+  void Cancel(std::uint64_t ticket) override { real_->Cancel(ticket); }
+  void Forget(std::uint64_t ticket) override { real_->Forget(ticket); }
 
  private:
   const std::shared_ptr<SaveExecutor> real_;
@@ -121,18 +121,18 @@ class UnansweredExecutor final : public SaveExecutor {
   explicit UnansweredExecutor(std::shared_ptr<SaveExecutor> real) : real_(std::move(real)) {}
 
   Status Attach(int fd, std::uint64_t blocks) override { return real_->Attach(fd, blocks); }
-  Status Submit(std::uint64_t turn, const Submission& save, bool* sent) override {
-    EXPECT_TRUE(IsOk(real_->Submit(turn, save, sent)));
+  Status Submit(std::uint64_t ticket, const Submission& save, bool* sent) override {
+    EXPECT_TRUE(IsOk(real_->Submit(ticket, save, sent)));
     *sent = true;
     return Unavailable("no answer");
   }
-  void Pass(std::uint64_t turn) override { real_->Pass(turn); }
-  Result<AsyncSaveReport> Wait(std::uint64_t turn, bool* lost) override {
-    return real_->Wait(turn, lost);
+  void Pass(std::uint64_t ticket) override { real_->Pass(ticket); }
+  Result<AsyncSaveReport> Wait(std::uint64_t ticket, bool* lost) override {
+    return real_->Wait(ticket, lost);
   }
-  bool Holds(std::uint64_t turn) override { return real_->Holds(turn); }
-  void Cancel(std::uint64_t turn) override { real_->Cancel(turn); }
-  void Forget(std::uint64_t turn) override { real_->Forget(turn); }
+  bool Holds(std::uint64_t ticket) override { return real_->Holds(ticket); }
+  void Cancel(std::uint64_t ticket) override { real_->Cancel(ticket); }
+  void Forget(std::uint64_t ticket) override { real_->Forget(ticket); }
 
  private:
   const std::shared_ptr<SaveExecutor> real_;
@@ -168,18 +168,18 @@ TEST(LostAgent, ATrainerThatGotNoAnswerLeavesTheExchangeToTheAgent) {
 class DyingExecutor final : public SaveExecutor {
  public:
   Status Attach(int /*fd*/, std::uint64_t /*blocks*/) override { return Status::Ok(); }
-  Status Submit(std::uint64_t /*turn*/, const Submission& /*save*/, bool* sent) override {
+  Status Submit(std::uint64_t /*ticket*/, const Submission& /*save*/, bool* sent) override {
     *sent = true;
     return Status::Ok();
   }
-  void Pass(std::uint64_t /*turn*/) override {}
-  Result<AsyncSaveReport> Wait(std::uint64_t /*turn*/, bool* lost) override {
+  void Pass(std::uint64_t /*ticket*/) override {}
+  Result<AsyncSaveReport> Wait(std::uint64_t /*ticket*/, bool* lost) override {
     *lost = true;
     return Unavailable("the agent has died");
   }
-  bool Holds(std::uint64_t /*turn*/) override { return false; }
-  void Cancel(std::uint64_t /*turn*/) override {}
-  void Forget(std::uint64_t /*turn*/) override {}
+  bool Holds(std::uint64_t /*ticket*/) override { return false; }
+  void Cancel(std::uint64_t /*ticket*/) override {}
+  void Forget(std::uint64_t /*ticket*/) override {}
 };
 
 TEST(LostAgent, TheOtherRanksLearnOfItsDeathFromItsTrainer) {

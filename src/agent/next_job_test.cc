@@ -30,7 +30,7 @@ using test::Training;
 constexpr std::uint64_t kBytes = std::uint64_t{3} << 20;
 
 /// A trainer that has submitted a save, which is not written before the trainer ends: no save was
-/// submitted in the turn before.
+/// submitted for the ticket before.
 class Ending {
  public:
   Ending(AgentHere& agent, const Training& training, const std::string& path) : trainer_(agent) {

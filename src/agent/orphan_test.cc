@@ -41,7 +41,7 @@ using test::Training;
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
-TEST(OrphanedSave, IsWrittenWhenTurnsBeforeItWereNeverSubmitted) {
+TEST(OrphanedSave, IsWrittenWhenTicketsBeforeItWereNeverSubmitted) {
   AgentHere agent;
   const TempDir dir;
   const Training training(20 * kMiB);
@@ -49,7 +49,7 @@ TEST(OrphanedSave, IsWrittenWhenTurnsBeforeItWereNeverSubmitted) {
     Trainer trainer(agent);
     ASSERT_TRUE(IsOk(trainer.Submit(3, training.state(), dir / "3")));
     ASSERT_TRUE(IsOk(trainer.Submit(5, training.state(), dir / "5")));
-    EXPECT_FALSE(std::filesystem::exists(dir / "3"));  // Turn 0 has not been submitted.
+    EXPECT_FALSE(std::filesystem::exists(dir / "3"));  // Ticket 0 has not been submitted.
   }
   ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
   EXPECT_TRUE(Load(dir / "3", training.memory.size()) == training.memory);
@@ -176,7 +176,7 @@ TEST(Executor, ThatComesBackWithItsMemoryIsNotTakenForTwoTrainers) {
   ASSERT_TRUE(IsOk(DrainAgent(10s, agent.directory())));
 }
 
-TEST(Executor, TellsANewAgentWhichTurnsWillNotCome) {
+TEST(Executor, TellsANewAgentWhichTicketsWillNotCome) {
   AgentHere agent;
   const TempDir dir;
   const Training training(9 * kMiB);
@@ -203,7 +203,7 @@ TEST(Executor, SaysNothingThatHurtsTheAgentHoweverGarbled) {
   const auto lease = ValidityPage::Make();
   ASSERT_TRUE(IsOk(lease));
   test::Random random(11);
-  std::uint64_t turn = 0;
+  std::uint64_t ticket = 0;
   for (int round = 0; round < 300; ++round) {
     Bytes bytes = encoded;
     const std::size_t begin =
@@ -214,20 +214,20 @@ TEST(Executor, SaysNothingThatHurtsTheAgentHoweverGarbled) {
       const std::array<std::uint64_t, 3> values{0, 0xff, random.Below(256)};
       bytes[begin + random.Below(size)] = static_cast<char>(values[random.Below(values.size())]);
     }
-    AgentMessage message{AgentVerb::kSubmit, turn, {}, {}};
+    AgentMessage message{AgentVerb::kSubmit, ticket, {}, {}};
     message.fds.push_back(std::move(*MakeBlob(bytes)));
     message.fds.emplace_back(::dup((*lease)->fd().get()));
     ASSERT_TRUE(IsOk(connection->Send(message)));
-    ASSERT_TRUE(IsOk(connection->Send({AgentVerb::kCancel, turn, {}, {}})));
+    ASSERT_TRUE(IsOk(connection->Send({AgentVerb::kCancel, ticket, {}, {}})));
     std::set<AgentVerb> heard;  // Done may come before Ok.
     while (!heard.contains(AgentVerb::kRefused) && heard.size() < 2) {
       const auto answer = connection->Receive(test::LongDeadline());
       ASSERT_TRUE(IsOk(answer));
       heard.insert(answer->verb);
     }
-    turn += heard.size() - 1;
+    ticket += heard.size() - 1;
   }
-  EXPECT_GT(turn, 50U);
+  EXPECT_GT(ticket, 50U);
   EXPECT_TRUE(IsOk(AgentStatus(agent.directory())));
 }
 
@@ -250,7 +250,7 @@ TEST(OrphanedSave, ThatWasCancelledLeavesNothing) {
   Trainer trainer(agent);
   ASSERT_TRUE(IsOk(trainer.Submit(1, training.state(), dir / "c")));
   EXPECT_TRUE(FailsWith(trainer.Submit(1, training.state(), dir / "c"),
-                        StatusCode::kFailedPrecondition, {"turn 1"}));
+                        StatusCode::kFailedPrecondition, {"ticket 1"}));
   trainer.executor().Cancel(1);
   trainer.executor().Pass(0);
   bool lost = false;

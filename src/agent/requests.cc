@@ -11,19 +11,19 @@
 namespace varve {
 namespace {
 
-AgentMessage Answer(AgentVerb verb, std::uint64_t turn = 0, Bytes payload = {}) {
-  return {verb, turn, std::move(payload), {}};
+AgentMessage Answer(AgentVerb verb, std::uint64_t ticket = 0, Bytes payload = {}) {
+  return {verb, ticket, std::move(payload), {}};
 }
 
-AgentMessage Refusal(const Status& status, std::uint64_t turn = 0) {
-  return Answer(AgentVerb::kRefused, turn, EncodeRefusal(status));
+AgentMessage Refusal(const Status& status, std::uint64_t ticket = 0) {
+  return Answer(AgentVerb::kRefused, ticket, EncodeRefusal(status));
 }
 
 }  // namespace
 
 AgentMessage RefusalOfAgent(const Status& reason) {
   return Refusal(CopyOf(reason).Annotate("the agent, process " + std::to_string(::getpid())),
-                 kNoTurn);
+                 kNoTicket);
 }
 
 std::size_t AgentRequests::pending() const {
@@ -101,27 +101,28 @@ void AgentRequests::Handle(Peer& peer, AgentMessage message) {
   }
   switch (message.verb) {
     case AgentVerb::kSubmit: {
-      const std::uint64_t turn = message.turn;
-      Reply(peer, turn, TakeSave(peer, std::move(message)));
+      const std::uint64_t ticket = message.ticket;
+      Reply(peer, ticket, TakeSave(peer, std::move(message)));
       return;
     }
-    case AgentVerb::kPass: peer.session->saves().Pass(message.turn); return;
-    case AgentVerb::kCancel: peer.session->saves().Cancel(message.turn); return;
+    case AgentVerb::kPass: peer.session->saves().Pass(message.ticket); return;
+    case AgentVerb::kCancel: peer.session->saves().Cancel(message.ticket); return;
     case AgentVerb::kBye:
       peer.said_bye = true;
       peer.ended = true;  // Its children may hold the connection open.
       return;
     case AgentVerb::kForget:
-      held_.Forget(peer.session->number(), message.turn);
-      peer.session->saves().Forget(message.turn);
-      (void)peer.connection->Send(Answer(AgentVerb::kForgotten, message.turn));
+      held_.Forget(peer.session->number(), message.ticket);
+      peer.session->saves().Forget(message.ticket);
+      (void)peer.connection->Send(Answer(AgentVerb::kForgotten, message.ticket));
       return;
     default: Drop(peer);
   }
 }
 
-void AgentRequests::Reply(Peer& peer, std::uint64_t turn, const Status& status) const {
-  const AgentMessage answer = status.ok() ? Answer(AgentVerb::kOk, turn) : Refusal(status, turn);
+void AgentRequests::Reply(Peer& peer, std::uint64_t ticket, const Status& status) const {
+  const AgentMessage answer =
+      status.ok() ? Answer(AgentVerb::kOk, ticket) : Refusal(status, ticket);
   if (!peer.connection->Send(answer).ok()) {
     Drop(peer);
   }
@@ -141,7 +142,7 @@ void AgentRequests::Greet(Peer& peer, const AgentMessage& message) const {
 Status AgentRequests::Attach(Peer& peer, AgentMessage message) {
   ByteReader in(message.payload);
   const std::uint64_t blocks = in.U64();
-  const std::uint64_t first_turn = in.U64();
+  const std::uint64_t first_ticket = in.U64();
   if (!in.Finish().ok() || message.fds.size() != 1 || peer.session != nullptr) {
     return DataLoss("memory that is not attached as it should be");
   }
@@ -163,7 +164,7 @@ Status AgentRequests::Attach(Peer& peer, AgentMessage message) {
   around.storage = &storage_;
   around.peer_timeout = options_.peer_timeout;
   around.changed = wake_;
-  peer.session = std::make_shared<TrainerSession>(std::move(around), std::move(pool), first_turn);
+  peer.session = std::make_shared<TrainerSession>(std::move(around), std::move(pool), first_ticket);
   sessions_.push_back(peer.session);
   if (EventsAreTaken()) {
     ReportEvent(
@@ -184,7 +185,7 @@ Status AgentRequests::TakeSave(const Peer& peer, AgentMessage message) const {
   VARVE_ASSIGN_OR_RETURN(auto lease, ValidityPage::Map(std::move(message.fds[1])));
   VARVE_ASSIGN_OR_RETURN(Submission save,
                          DecodeSubmission(encoded, peer.session->memory().blocks()));
-  return peer.session->saves().Submit(message.turn, std::move(save), std::move(lease));
+  return peer.session->saves().Submit(message.ticket, std::move(save), std::move(lease));
 }
 
 void AgentRequests::SendHeld(Peer& peer, const std::string& path) {

@@ -65,7 +65,7 @@ class AgentRequests {
   void End() { held_.ForgetAll(); }
 
  private:
-  void Reply(Peer& peer, std::uint64_t turn, const Status& status) const;
+  void Reply(Peer& peer, std::uint64_t ticket, const Status& status) const;
   void Greet(Peer& peer, const AgentMessage& message) const;
   Status Attach(Peer& peer, AgentMessage message);
   [[nodiscard]] Status TakeSave(const Peer& peer, AgentMessage message) const;

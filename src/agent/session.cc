@@ -15,7 +15,7 @@ namespace {
 /// Returns the event that says that an action could not be begun.
 SessionEvent Failed(const SessionAction& action) {
   if (const auto* write = std::get_if<session_action::Write>(&action)) {
-    return session_event::WriteEnded{write->turn, false};
+    return session_event::WriteEnded{write->ticket, false};
   }
   if (std::holds_alternative<session_action::Agree>(action)) {
     return session_event::Agreed{};
@@ -29,15 +29,15 @@ SessionEvent Failed(const SessionAction& action) {
 }  // namespace
 
 AgentSession::AgentSession(SessionHost& host, Storage& storage,
-                           std::chrono::milliseconds peer_timeout, std::uint64_t first_turn,
+                           std::chrono::milliseconds peer_timeout, std::uint64_t first_ticket,
                            int pid)
     : host_(host), storage_(storage), pid_(pid) {
   state_.timeout = peer_timeout;
-  state_.next_turn = first_turn;
+  state_.next_ticket = first_ticket;
   state_.trainer_since = Now();
 }
 
-Status AgentSession::Submit(std::uint64_t turn, Submission save,
+Status AgentSession::Submit(std::uint64_t ticket, Submission save,
                             std::shared_ptr<ValidityPage> lease) {
   auto job = std::make_shared<Job>();
   if (!save.access.empty()) {
@@ -50,15 +50,15 @@ Status AgentSession::Submit(std::uint64_t turn, Submission save,
   job->save = std::move(save);
   job->lease = std::move(lease);
   const std::scoped_lock lock(mutex_);
-  if (!CanBeSubmitted(state_, turn)) {
+  if (!CanBeSubmitted(state_, ticket)) {
     return FailedPrecondition("save " + job->save.path +
                               ": the agent has passed over this submission (number " +
-                              std::to_string(turn) + " of its trainer), or already has it");
+                              std::to_string(ticket) + " of its trainer), or already has it");
   }
   const bool deferred = job->save.deferred.has_value();
   const std::string path = job->save.path;
-  jobs_[turn] = std::move(job);
-  TakeLocked(session_event::Submitted{turn, deferred, path});
+  jobs_[ticket] = std::move(job);
+  TakeLocked(session_event::Submitted{ticket, deferred, path});
   return Status::Ok();
 }
 
@@ -91,8 +91,8 @@ std::vector<AgentReport::File> AgentSession::Files() const {
   const std::scoped_lock lock(mutex_);
   std::vector<AgentReport::File> files;
   files.reserve(jobs_.size());
-  for (const auto& [turn, job] : jobs_) {
-    const SessionState::Save& save = state_.saves.at(turn);
+  for (const auto& [ticket, job] : jobs_) {
+    const SessionState::Save& save = state_.saves.at(ticket);
     const std::chrono::duration<double> since = Now() - save.since;
     files.push_back({job->save.path, job->save.settled.identity.rank, job->save.image.bytes(),
                      std::string(Name(save.is)), since.count(), Lives(state_)});
@@ -156,9 +156,9 @@ void AgentSession::ReportChanges(const SessionState& before) const {
                             std::string(Name(state_.trainer)),
                  .fields = {{"trainer", std::to_string(pid_)}}});
   }
-  for (const auto& [turn, job] : jobs_) {  // Those that end are still there.
-    const auto was = before.saves.find(turn);
-    const auto is = state_.saves.find(turn);
+  for (const auto& [ticket, job] : jobs_) {  // Those that end are still there.
+    const auto was = before.saves.find(ticket);
+    const auto is = state_.saves.find(ticket);
     const std::string_view from = was == before.saves.end() ? "" : Name(was->second.is);
     const std::string_view to = is == state_.saves.end() ? "over" : Name(is->second.is);
     if (from.empty()) {
@@ -173,17 +173,18 @@ void AgentSession::ReportChanges(const SessionState& before) const {
 void AgentSession::Do(const SessionAction& action) {
   using Lane = SessionHost::Lane;
   if (const auto* write = std::get_if<session_action::Write>(&action)) {
-    host_.Run(write->deferred ? Lane::kDeferred : Lane::kSubmitted,
-              [this, turn = write->turn, job = jobs_.at(write->turn)] { Write(turn, job); });
+    host_.Run(
+        write->deferred ? Lane::kDeferred : Lane::kSubmitted,
+        [this, ticket = write->ticket, job = jobs_.at(write->ticket)] { Write(ticket, job); });
   } else if (const auto* stop = std::get_if<session_action::Stop>(&action)) {
-    jobs_.at(stop->turn)->stop.request_stop();
+    jobs_.at(stop->ticket)->stop.request_stop();
   } else if (const auto* drop = std::get_if<session_action::Drop>(&action)) {
-    jobs_.erase(drop->turn);
+    jobs_.erase(drop->ticket);
   } else if (std::holds_alternative<session_action::Agree>(action)) {
     Kept kept;
-    for (const auto& [turn, job] : jobs_) {
+    for (const auto& [ticket, job] : jobs_) {
       if (job->save.deferred) {
-        kept[turn] = job;
+        kept[ticket] = job;
       }
     }
     host_.Run(Lane::kDeferred, [this, kept = std::move(kept)] { Agree(kept); });
@@ -203,7 +204,7 @@ TrainerView AgentSession::ViewOfTrainer(bool deferred) {
 
 // ---- on the lanes ----
 
-void AgentSession::Write(std::uint64_t turn, const JobPtr& job) {
+void AgentSession::Write(std::uint64_t ticket, const JobPtr& job) {
   SubmittedFile file;
   // Without memory or a thread only this save fails.
   (void)Guarded([&] {
@@ -239,14 +240,14 @@ void AgentSession::Write(std::uint64_t turn, const JobPtr& job) {
     // Not when the trainer has just been abandoned.
     if (report.ok() && !job->save.image.blocks.empty() && state_.trainer != TrainerState::kBack) {
       (void)Guarded([&] {  // A file that is not held is loaded from the disk.
-        host_.Hold(turn, job->save, file, job->lease, state_.trainer == TrainerState::kExited);
+        host_.Hold(ticket, job->save, file, job->lease, state_.trainer == TrainerState::kExited);
         return Status::Ok();
       });
     }
   }
   FlushTraceOfAgent();
-  host_.Report(turn, report);
-  Take(session_event::WriteEnded{turn, report.ok()});
+  host_.Report(ticket, report);
+  Take(session_event::WriteEnded{ticket, report.ok()});
 }
 
 Result<AsyncSaveReport> AgentSession::WriteJob(const Job& job, SubmittedFile* file) {
@@ -261,7 +262,7 @@ void AgentSession::Agree(const Kept& kept) {
   const Submission& newest = kept.begin()->second->save;
   const auto chosen = Guarded([&] {
     KeptSaves mine{newest.settled.identity, *newest.deferred, {}};
-    for (const auto& [turn, job] : kept) {
+    for (const auto& [ticket, job] : kept) {
       mine.ids.push_back(job->save.settled.identity.save_id);
     }
     return AgreeOnDeferred(mine, StorageOf(*kept.begin()->second), [&, view = ViewOfTrainer(true)] {
@@ -270,13 +271,13 @@ void AgentSession::Agree(const Kept& kept) {
     });
   });
   session_event::Agreed agreed;
-  for (const auto& [turn, job] : kept) {
+  for (const auto& [ticket, job] : kept) {
     const SaveId& id = job->save.settled.identity.save_id;
     if (chosen.ok() && std::find(chosen->begin(), chosen->end(), id) != chosen->end()) {
-      agreed.turns.push_back(turn);
+      agreed.tickets.push_back(ticket);
     }
   }
-  if (agreed.turns.empty() && AreWanted(kept) && newest.settled.identity.rank == 0) {
+  if (agreed.tickets.empty() && AreWanted(kept) && newest.settled.identity.rank == 0) {
     NoteFailure(StorageOf(*kept.begin()->second), newest.path,
                 chosen.ok()
                     ? Unavailable("deferred: not all ranks had submitted it when they ended")
@@ -298,7 +299,7 @@ void AgentSession::ReleaseMemory() {
   {
     const std::scoped_lock lock(mutex_);
     is_ours = state_.memory_is_ours;
-    for (const auto& [turn, job] : jobs_) {
+    for (const auto& [ticket, job] : jobs_) {
       for (const std::uint64_t block : job->save.image.blocks) {
         wanted[block] = true;
       }

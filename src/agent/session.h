@@ -39,7 +39,7 @@ class SessionHost {
   /// Returns the number of blocks of that memory.
   virtual std::uint64_t blocks() = 0;
   /// Keeps a written file in memory for those who load it.
-  virtual void Hold(std::uint64_t turn, const Submission& save, const SubmittedFile& file,
+  virtual void Hold(std::uint64_t ticket, const Submission& save, const SubmittedFile& file,
                     std::shared_ptr<ValidityPage> lease, bool orphan) = 0;
   /// Gives up the files that are held in the trainer's memory.
   virtual void ForgetHeld() = 0;
@@ -49,7 +49,7 @@ class SessionHost {
   /// session is not locked; may take long.
   virtual void Release(std::vector<bool> wanted) = 0;
   /// Tells the trainer how a save has ended. The session is not locked.
-  virtual void Report(std::uint64_t turn, const Result<AsyncSaveReport>& report) = 0;
+  virtual void Report(std::uint64_t ticket, const Result<AsyncSaveReport>& report) = 0;
 };
 
 /// Carries out what session_machine.h decides. Threads: safe.
@@ -58,24 +58,24 @@ class AgentSession {
   /// Both must outlive it, and the host must end its threads' work first.
   /// `pid` is the trainer's process, for events; 0 where it is not known.
   AgentSession(SessionHost& host, Storage& storage, std::chrono::milliseconds peer_timeout,
-               std::uint64_t first_turn, int pid = 0);
+               std::uint64_t first_ticket, int pid = 0);
   AgentSession(const AgentSession&) = delete;
   AgentSession& operator=(const AgentSession&) = delete;
   ~AgentSession() = default;
 
   /// Takes a save. The trainer revokes `lease` when it uses the memory again while the agent may
-  /// still read it. Errors: FailedPrecondition for a turn that is over or taken.
-  Status Submit(std::uint64_t turn, Submission save, std::shared_ptr<ValidityPage> lease);
-  void Pass(std::uint64_t turn) { Take(session_event::Passed{turn}); }
+  /// still read it. Errors: FailedPrecondition for a ticket that is over or taken.
+  Status Submit(std::uint64_t ticket, Submission save, std::shared_ptr<ValidityPage> lease);
+  void Pass(std::uint64_t ticket) { Take(session_event::Passed{ticket}); }
   /// Gives up a deferred save.
-  void Forget(std::uint64_t turn) { Take(session_event::Forgotten{turn}); }
-  void Cancel(std::uint64_t turn) { Take(session_event::Cancelled{turn}); }
+  void Forget(std::uint64_t ticket) { Take(session_event::Forgotten{ticket}); }
+  void Cancel(std::uint64_t ticket) { Take(session_event::Cancelled{ticket}); }
 
   /// Records that the trainer's connection has ended and its process has not.
   void TrainerIsSilent() { Take(session_event::ConnectionEnded{}); }
   /// Leaves a trainer that has been silent for peer_timeout. Returns true when it has.
   bool LeaveIfSilentForLong();
-  /// Ends the wait for turns that have not been submitted, and lets the agents find the deferred
+  /// Ends the wait for tickets that have not been submitted, and lets the agents find the deferred
   /// save to write. Gives unused memory back if no process uses it (`memory_is_ours`).
   void TrainerExited(bool memory_is_ours) { Take(session_event::ProcessEnded{memory_is_ours}); }
   /// Leaves a trainer that lives: gives up all saves that are not yet written, and does not touch
@@ -111,7 +111,7 @@ class AgentSession {
   /// Reports what a step has changed. The lock is held.
   void ReportChanges(const SessionState& before) const;
   void ReportSave(const Job& job, EventLevel level, std::string what) const;
-  void Write(std::uint64_t turn, const JobPtr& job);
+  void Write(std::uint64_t ticket, const JobPtr& job);
   Result<AsyncSaveReport> WriteJob(const Job& job, SubmittedFile* file);
   void Agree(const Kept& kept);
   [[nodiscard]] Storage& StorageOf(const Job& job) const {

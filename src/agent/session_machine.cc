@@ -27,13 +27,13 @@ void Become(SessionState* state, TrainerState trainer, TimePoint now) {
 template <class Wanted>
 void EndDeferred(SessionState* state, const Wanted& wanted, Actions* actions) {
   for (auto at = state->saves.begin(); at != state->saves.end();) {
-    const auto& [turn, save] = *at;
-    const bool ends = save.deferred && !wanted(turn);
+    const auto& [ticket, save] = *at;
+    const bool ends = save.deferred && !wanted(ticket);
     if (ends && save.is == SaveState::kWriting) {
-      actions->push_back(session_action::Stop{turn});
+      actions->push_back(session_action::Stop{ticket});
     }
     if (ends && save.is != SaveState::kWriting) {
-      actions->push_back(session_action::Drop{turn});
+      actions->push_back(session_action::Drop{ticket});
       at = state->saves.erase(at);
     } else {
       ++at;
@@ -43,18 +43,18 @@ void EndDeferred(SessionState* state, const Wanted& wanted, Actions* actions) {
 
 /// Returns the save that was submitted for good and is written next, if its turn has come.
 Saves::iterator NextOfThoseSubmitted(SessionState* state) {
-  const auto is_kept = [&](std::uint64_t turn) {
-    const auto found = state->saves.find(turn);
+  const auto is_kept = [&](std::uint64_t ticket) {
+    const auto found = state->saves.find(ticket);
     return found != state->saves.end() && found->second.deferred;
   };
-  while (state->passed.erase(state->next_turn) > 0 || is_kept(state->next_turn)) {
-    ++state->next_turn;
+  while (state->passed.erase(state->next_ticket) > 0 || is_kept(state->next_ticket)) {
+    ++state->next_ticket;
   }
   const auto waits = [](const auto& entry) { return entry.second.is == SaveState::kQueued; };
   const auto first = std::find_if(state->saves.begin(), state->saves.end(), waits);
-  // A trainer that has exited submits no more turns.
+  // A trainer that has exited submits no more tickets.
   const bool its_turn =
-      first != state->saves.end() && (first->first == state->next_turn || !Lives(*state));
+      first != state->saves.end() && (first->first == state->next_ticket || !Lives(*state));
   return its_turn ? first : state->saves.end();
 }
 
@@ -63,7 +63,7 @@ void StartWriting(SessionState* state, TimePoint now, Actions* actions) {
     if (const auto next = NextOfThoseSubmitted(state); next != state->saves.end()) {
       Become(&next->second, SaveState::kWriting, now);
       state->writing = next->first;
-      state->next_turn = std::max(state->next_turn, next->first + 1);
+      state->next_ticket = std::max(state->next_ticket, next->first + 1);
       actions->push_back(session_action::Write{next->first, false});
     }
   }
@@ -97,9 +97,9 @@ void Abandon(SessionState* state, TimePoint now, Actions* actions) {
   Become(state, TrainerState::kBack, now);
   state->memory_is_ours = false;
   EndDeferred(state, [](std::uint64_t) { return false; }, actions);
-  for (const auto& [turn, save] : state->saves) {
+  for (const auto& [ticket, save] : state->saves) {
     if (!save.deferred) {
-      actions->push_back(session_action::Stop{turn});
+      actions->push_back(session_action::Stop{ticket});
     }
   }
   actions->push_back(session_action::ForgetHeld{});
@@ -120,15 +120,15 @@ void EndProcess(SessionState* state, bool memory_is_ours, TimePoint now, Actions
   }
 }
 
-void Choose(SessionState* state, const std::vector<std::uint64_t>& turns, TimePoint now,
+void Choose(SessionState* state, const std::vector<std::uint64_t>& tickets, TimePoint now,
             Actions* actions) {
   state->agreeing = false;
   state->agreed_since = now;
-  const auto is_chosen = [&](std::uint64_t turn) {
-    return std::find(turns.begin(), turns.end(), turn) != turns.end();
+  const auto is_chosen = [&](std::uint64_t ticket) {
+    return std::find(tickets.begin(), tickets.end(), ticket) != tickets.end();
   };
   EndDeferred(state, is_chosen, actions);
-  for (auto& [turn, save] : state->saves) {
+  for (auto& [ticket, save] : state->saves) {
     if (save.deferred) {
       Become(&save, SaveState::kChosen, now);
     }
@@ -136,15 +136,15 @@ void Choose(SessionState* state, const std::vector<std::uint64_t>& turns, TimePo
 }
 
 void EndWriting(SessionState* state, const session_event::WriteEnded& event, Actions* actions) {
-  const auto found = state->saves.find(event.turn);
+  const auto found = state->saves.find(event.ticket);
   if (found == state->saves.end()) {
     return;
   }
   (found->second.deferred ? state->writing_deferred : state->writing).reset();
   state->saves.erase(found);
-  actions->push_back(session_action::Drop{event.turn});
+  actions->push_back(session_action::Drop{event.ticket});
   if (event.written) {
-    EndDeferred(state, [&](std::uint64_t turn) { return turn > event.turn; }, actions);
+    EndDeferred(state, [&](std::uint64_t ticket) { return ticket > event.ticket; }, actions);
   }
   Release(state, actions);
 }
@@ -175,58 +175,59 @@ bool Lives(const SessionState& state) {
   return state.trainer == TrainerState::kAttached || state.trainer == TrainerState::kSilent;
 }
 
-bool CanBeSubmitted(const SessionState& state, std::uint64_t turn) {
-  return state.trainer == TrainerState::kAttached && turn >= state.next_turn &&
-         !state.saves.contains(turn) && !state.passed.contains(turn);
+bool CanBeSubmitted(const SessionState& state, std::uint64_t ticket) {
+  return state.trainer == TrainerState::kAttached && ticket >= state.next_ticket &&
+         !state.saves.contains(ticket) && !state.passed.contains(ticket);
 }
 
 std::vector<SessionAction> Step(SessionState* state, const SessionEvent& event, TimePoint now) {
   Actions actions;
-  std::visit(Overloaded{
-                 [&](const session_event::Submitted& it) {
-                   const SaveState is = it.deferred ? SaveState::kKept : SaveState::kQueued;
-                   state->saves[it.turn] = {it.deferred, it.path, is, now};
-                 },
-                 [&](const session_event::Passed& it) {
-                   if (it.turn >= state->next_turn && !state->saves.contains(it.turn)) {
-                     state->passed.insert(it.turn);
-                   }
-                 },
-                 [&](const session_event::Cancelled& it) {
-                   if (state->saves.contains(it.turn)) {
-                     actions.push_back(session_action::Stop{it.turn});
-                   }
-                 },
-                 [&](const session_event::Forgotten& it) {
-                   const auto found = state->saves.find(it.turn);
-                   if (Lives(*state) && found != state->saves.end() && found->second.deferred) {
-                     state->saves.erase(found);
-                     actions.push_back(session_action::Drop{it.turn});
-                     if (it.turn >= state->next_turn) {
-                       state->passed.insert(it.turn);  // Later turns must not wait for this one.
-                     }
-                   }
-                 },
-                 [&](const session_event::ConnectionEnded&) {
-                   if (state->trainer == TrainerState::kAttached) {
-                     Become(state, TrainerState::kSilent, now);
-                   }
-                 },
-                 [&](const session_event::ProcessEnded& it) {
-                   EndProcess(state, it.memory_is_ours, now, &actions);
-                 },
-                 [&](const session_event::Abandoned&) { Abandon(state, now, &actions); },
-                 [&](const session_event::Agreed& it) { Choose(state, it.turns, now, &actions); },
-                 [&](const session_event::WriteEnded& it) { EndWriting(state, it, &actions); },
-                 [&](const session_event::Released&) { --state->releasing; },
-                 [&](const session_event::TimePassed&) {
-                   if (state->trainer == TrainerState::kSilent &&
-                       now >= state->trainer_since + state->timeout) {
-                     Abandon(state, now, &actions);
-                   }
-                 },
-             },
-             event);
+  std::visit(
+      Overloaded{
+          [&](const session_event::Submitted& it) {
+            const SaveState is = it.deferred ? SaveState::kKept : SaveState::kQueued;
+            state->saves[it.ticket] = {it.deferred, it.path, is, now};
+          },
+          [&](const session_event::Passed& it) {
+            if (it.ticket >= state->next_ticket && !state->saves.contains(it.ticket)) {
+              state->passed.insert(it.ticket);
+            }
+          },
+          [&](const session_event::Cancelled& it) {
+            if (state->saves.contains(it.ticket)) {
+              actions.push_back(session_action::Stop{it.ticket});
+            }
+          },
+          [&](const session_event::Forgotten& it) {
+            const auto found = state->saves.find(it.ticket);
+            if (Lives(*state) && found != state->saves.end() && found->second.deferred) {
+              state->saves.erase(found);
+              actions.push_back(session_action::Drop{it.ticket});
+              if (it.ticket >= state->next_ticket) {
+                state->passed.insert(it.ticket);  // Later tickets must not wait for this one.
+              }
+            }
+          },
+          [&](const session_event::ConnectionEnded&) {
+            if (state->trainer == TrainerState::kAttached) {
+              Become(state, TrainerState::kSilent, now);
+            }
+          },
+          [&](const session_event::ProcessEnded& it) {
+            EndProcess(state, it.memory_is_ours, now, &actions);
+          },
+          [&](const session_event::Abandoned&) { Abandon(state, now, &actions); },
+          [&](const session_event::Agreed& it) { Choose(state, it.tickets, now, &actions); },
+          [&](const session_event::WriteEnded& it) { EndWriting(state, it, &actions); },
+          [&](const session_event::Released&) { --state->releasing; },
+          [&](const session_event::TimePassed&) {
+            if (state->trainer == TrainerState::kSilent &&
+                now >= state->trainer_since + state->timeout) {
+              Abandon(state, now, &actions);
+            }
+          },
+      },
+      event);
   StartWriting(state, now, &actions);
   return actions;
 }
@@ -239,8 +240,8 @@ std::optional<TimePoint> WaitsUntil(const SessionState& state, bool deferred) {
     return state.trainer_since;
   }
   TimePoint since = deferred && !state.agreeing ? state.agreed_since : state.trainer_since;
-  if (const auto& turn = deferred ? state.writing_deferred : state.writing) {
-    since = std::max(since, state.saves.at(*turn).since);
+  if (const auto& ticket = deferred ? state.writing_deferred : state.writing) {
+    since = std::max(since, state.saves.at(*ticket).since);
   }
   return since + std::chrono::duration_cast<TimePoint::duration>(state.timeout);
 }

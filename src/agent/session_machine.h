@@ -63,10 +63,10 @@ struct SessionState {
   std::chrono::nanoseconds timeout{0};
   TrainerState trainer = TrainerState::kAttached;
   TimePoint trainer_since;
-  std::map<std::uint64_t, Save> saves;   ///< Those that have not ended, by turn.
-  std::uint64_t next_turn = 0;           ///< The first that may still be submitted and written.
-  std::set<std::uint64_t> passed;        ///< Turns from next_turn on in which nothing comes.
-  std::optional<std::uint64_t> writing;  ///< The turn of the save that is being written.
+  std::map<std::uint64_t, Save> saves;   ///< Those that have not ended, by ticket.
+  std::uint64_t next_ticket = 0;         ///< The first that may still be submitted and written.
+  std::set<std::uint64_t> passed;        ///< Tickets from next_ticket on that nothing comes for.
+  std::optional<std::uint64_t> writing;  ///< The ticket of the save that is being written.
   std::optional<std::uint64_t> writing_deferred;  ///< Likewise, of the deferred one.
   bool agreeing = false;        ///< The ranks find out which deferred save all of them have.
   TimePoint agreed_since;       ///< When they had.
@@ -76,19 +76,19 @@ struct SessionState {
 
 namespace session_event {
 struct Submitted {
-  std::uint64_t turn = 0;
+  std::uint64_t ticket = 0;
   bool deferred = false;
   std::string path{};
 };
 struct Passed {
-  std::uint64_t turn = 0;
+  std::uint64_t ticket = 0;
 };
 struct Cancelled {
-  std::uint64_t turn = 0;
+  std::uint64_t ticket = 0;
 };
 /// The trainer replaces a deferred save.
 struct Forgotten {
-  std::uint64_t turn = 0;
+  std::uint64_t ticket = 0;
 };
 struct ConnectionEnded {};
 struct ProcessEnded {
@@ -96,12 +96,12 @@ struct ProcessEnded {
 };
 /// The agent leaves a trainer that lives, or learns that it uses its memory again.
 struct Abandoned {};
-/// The ranks have the deferred saves of these turns, newest first; none where they did not agree.
+/// The ranks have the deferred saves of these tickets, newest first; none where they did not agree.
 struct Agreed {
-  std::vector<std::uint64_t> turns;
+  std::vector<std::uint64_t> tickets;
 };
 struct WriteEnded {
-  std::uint64_t turn = 0;
+  std::uint64_t ticket = 0;
   bool written = false;
 };
 struct Released {};
@@ -115,18 +115,18 @@ using SessionEvent =
                  session_event::WriteEnded, session_event::Released, session_event::TimePassed>;
 
 namespace session_action {
-/// Writes the save of a turn; WriteEnded follows.
+/// Writes the save of a ticket; WriteEnded follows.
 struct Write {
-  std::uint64_t turn = 0;
+  std::uint64_t ticket = 0;
   bool deferred = false;
 };
 /// Ends the writing of a save soon; one that is not yet being written fails when it is.
 struct Stop {
-  std::uint64_t turn = 0;
+  std::uint64_t ticket = 0;
 };
 /// Forgets a save that will not be written.
 struct Drop {
-  std::uint64_t turn = 0;
+  std::uint64_t ticket = 0;
 };
 /// Asks the agents of the other ranks which deferred saves they have; Agreed follows.
 struct Agree {};
@@ -146,8 +146,8 @@ std::vector<SessionAction> Step(SessionState* state, const SessionEvent& event, 
 /// Returns true while the trainer's process lives, as far as the agent sees, and uses the agent.
 bool Lives(const SessionState& state);
 
-/// Returns true where a save of this turn can still be submitted.
-bool CanBeSubmitted(const SessionState& state, std::uint64_t turn);
+/// Returns true where a save of this ticket can still be submitted.
+bool CanBeSubmitted(const SessionState& state, std::uint64_t ticket);
 
 /// Returns when the agent stops to wait for ranks that have sent nothing: of deferred saves, about
 /// which of them to write, and then about that one. Nothing while the trainer lives.

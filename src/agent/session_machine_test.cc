@@ -19,13 +19,13 @@ constexpr TimePoint kStart{1h};
 
 std::string Text(const SessionAction& action) {
   if (const auto* write = std::get_if<session_action::Write>(&action)) {
-    return (write->deferred ? "write deferred " : "write ") + std::to_string(write->turn);
+    return (write->deferred ? "write deferred " : "write ") + std::to_string(write->ticket);
   }
   if (const auto* stop = std::get_if<session_action::Stop>(&action)) {
-    return "stop " + std::to_string(stop->turn);
+    return "stop " + std::to_string(stop->ticket);
   }
   if (const auto* drop = std::get_if<session_action::Drop>(&action)) {
-    return "drop " + std::to_string(drop->turn);
+    return "drop " + std::to_string(drop->ticket);
   }
   if (std::holds_alternative<session_action::Agree>(action)) {
     return "agree";
@@ -40,7 +40,7 @@ class Session {
   std::string operator()(SessionEvent event, std::chrono::seconds at = 0s) {
     if (auto* const submitted = std::get_if<Submitted>(&event);
         submitted != nullptr && submitted->path.empty()) {
-      submitted->path = std::to_string(submitted->turn);
+      submitted->path = std::to_string(submitted->ticket);
     }
     std::string actions;
     for (const SessionAction& action : Step(&state, event, kStart + at)) {
@@ -51,7 +51,7 @@ class Session {
   SessionState state;
 };
 
-TEST(SessionMachine, SavesAreWrittenOneAfterTheOtherInTheOrderOfTheirTurns) {
+TEST(SessionMachine, SavesAreWrittenOneAfterTheOtherInTheOrderOfTheirTickets) {
   Session session;
   EXPECT_EQ(session(Submitted{1, false}), "");
   EXPECT_EQ(session(Submitted{0, false}), "write 0");
@@ -63,7 +63,7 @@ TEST(SessionMachine, SavesAreWrittenOneAfterTheOtherInTheOrderOfTheirTurns) {
   EXPECT_FALSE(IsOver(session.state));
 }
 
-TEST(SessionMachine, TurnsThatADeadTrainerLeftOutAreNotWaitedFor) {
+TEST(SessionMachine, TicketsThatADeadTrainerLeftOutAreNotWaitedFor) {
   Session session;
   session(Submitted{5, false});
   session(Submitted{3, false});
@@ -77,7 +77,7 @@ TEST(SessionMachine, TurnsThatADeadTrainerLeftOutAreNotWaitedFor) {
   EXPECT_TRUE(IsOver(session.state));
 }
 
-TEST(SessionMachine, ATurnIsSubmittedOnceAndNotAfterLaterOnesHaveBegun) {
+TEST(SessionMachine, ATicketIsSubmittedOnceAndNotAfterLaterOnesHaveBegun) {
   Session session;
   session(Submitted{0, false});
   session(Passed{2});
@@ -88,7 +88,7 @@ TEST(SessionMachine, ATurnIsSubmittedOnceAndNotAfterLaterOnesHaveBegun) {
   EXPECT_FALSE(CanBeSubmitted(session.state, 1));
 }
 
-TEST(SessionMachine, DeferredSavesAreKeptUntilTheTrainerEndsAndHoldNoTurnBack) {
+TEST(SessionMachine, DeferredSavesAreKeptUntilTheTrainerEndsAndHoldNoTicketBack) {
   Session session;
   EXPECT_EQ(session(Submitted{0, true}), "");
   EXPECT_EQ(session(Submitted{1, true}), "");
@@ -103,8 +103,8 @@ TEST(SessionMachine, DeferredSavesAreKeptUntilTheTrainerEndsAndHoldNoTurnBack) {
 
 TEST(SessionMachine, OfTheDeferredSavesThatAllRanksHaveTheNewestIsWritten) {
   Session session;
-  for (const std::uint64_t turn : {0, 1, 2}) {
-    session(Submitted{turn, true});
+  for (const std::uint64_t ticket : {0, 1, 2}) {
+    session(Submitted{ticket, true});
   }
   session(ProcessEnded{false});
   EXPECT_EQ(session(Agreed{{1, 0}}), "drop 2, write deferred 1");

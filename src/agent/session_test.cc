@@ -35,14 +35,14 @@ class Host final : public SessionHost {
     return memory_->At(numbers);
   }
   std::uint64_t blocks() override { return memory_->blocks(); }
-  void Hold(std::uint64_t turn, const Submission& /*save*/, const SubmittedFile& /*file*/,
+  void Hold(std::uint64_t ticket, const Submission& /*save*/, const SubmittedFile& /*file*/,
             std::shared_ptr<ValidityPage> /*lease*/, bool /*orphan*/) override {
-    held_.push_back(turn);
+    held_.push_back(ticket);
   }
   void ForgetHeld() override { held_.clear(); }
   void OrphanHeld() override {}
   void Release(std::vector<bool> /*wanted*/) override {}
-  void Report(std::uint64_t /*turn*/, const Result<AsyncSaveReport>& report) override {
+  void Report(std::uint64_t /*ticket*/, const Result<AsyncSaveReport>& report) override {
     reports_.push_back(report);
   }
 
@@ -63,8 +63,8 @@ class Host final : public SessionHost {
   std::vector<Result<AsyncSaveReport>> reports_;
 };
 
-/// Submits a save, lets it be written, and returns the turns that are held then. Calls `published`
-/// when the save is about to become visible.
+/// Submits a save, lets it be written, and returns the tickets that are held then. Calls
+/// `published` when the save is about to become visible.
 std::vector<std::uint64_t> HeldAfter(const std::function<void(AgentSession&)>& published) {
   test::AgentHere agent;
   test::Trainer trainer(agent);

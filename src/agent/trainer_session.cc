@@ -5,10 +5,10 @@
 namespace varve {
 
 TrainerSession::TrainerSession(Surroundings surroundings, std::shared_ptr<PoolMemory> pool,
-                               std::uint64_t first_turn)
+                               std::uint64_t first_ticket)
     : around_(std::move(surroundings)),
       pool_(std::move(pool)),
-      saves_(*this, *around_.storage, around_.peer_timeout, first_turn, around_.pid) {}
+      saves_(*this, *around_.storage, around_.peer_timeout, first_ticket, around_.pid) {}
 
 TrainerSession::~TrainerSession() {
   if (!saves_.over()) {
@@ -34,7 +34,7 @@ std::vector<const std::byte*> TrainerSession::BlocksAt(const std::vector<std::ui
   return pool_->At(numbers);
 }
 
-void TrainerSession::Hold(std::uint64_t turn, const Submission& save, const SubmittedFile& file,
+void TrainerSession::Hold(std::uint64_t ticket, const Submission& save, const SubmittedFile& file,
                           std::shared_ptr<ValidityPage> lease, bool orphan) {
   auto page = ValidityPage::Make();
   if (!page.ok()) {
@@ -43,7 +43,7 @@ void TrainerSession::Hold(std::uint64_t turn, const Submission& save, const Subm
   const FileIdentity& identity = save.settled.identity;
   HeldFile held{save.path,       file.name,       identity.save_id, identity.rank,
                 file.data_begin, pool_->blocks(), save.image};
-  around_.held->Add({std::move(held), around_.number, turn, std::nullopt, pool_, std::move(*page),
+  around_.held->Add({std::move(held), around_.number, ticket, std::nullopt, pool_, std::move(*page),
                      std::move(lease)});
   if (orphan) {
     OrphanHeld();
@@ -55,8 +55,8 @@ void TrainerSession::Release(std::vector<bool> wanted) {
   pool_->Release(wanted);
 }
 
-void TrainerSession::Report(std::uint64_t turn, const Result<AsyncSaveReport>& report) {
-  AgentMessage done{AgentVerb::kDone, turn, {}, {}};
+void TrainerSession::Report(std::uint64_t ticket, const Result<AsyncSaveReport>& report) {
+  AgentMessage done{AgentVerb::kDone, ticket, {}, {}};
   if (report.ok()) {
     // In the message itself if it fits: a trainer that has no free descriptor receives it as well.
     Bytes encoded = EncodeReport(*report);

@@ -28,7 +28,7 @@ class TrainerSession final : public SessionHost {
   };
   /// Throws std::system_error where the system starts no threads.
   TrainerSession(Surroundings surroundings, std::shared_ptr<PoolMemory> pool,
-                 std::uint64_t first_turn);
+                 std::uint64_t first_ticket);
   TrainerSession(const TrainerSession&) = delete;
   TrainerSession& operator=(const TrainerSession&) = delete;
   /// Abandons a session that is not over, and waits for the saves that are being written.
@@ -44,12 +44,12 @@ class TrainerSession final : public SessionHost {
   void Run(Lane lane, std::function<void()> work) override;
   std::vector<const std::byte*> BlocksAt(const std::vector<std::uint64_t>& numbers) override;
   std::uint64_t blocks() override { return pool_->blocks(); }
-  void Hold(std::uint64_t turn, const Submission& save, const SubmittedFile& file,
+  void Hold(std::uint64_t ticket, const Submission& save, const SubmittedFile& file,
             std::shared_ptr<ValidityPage> lease, bool orphan) override;
   void ForgetHeld() override { around_.held->ForgetAll(around_.number); }
   void OrphanHeld() override { around_.held->Orphan(around_.number); }
   void Release(std::vector<bool> wanted) override;
-  void Report(std::uint64_t turn, const Result<AsyncSaveReport>& report) override;
+  void Report(std::uint64_t ticket, const Result<AsyncSaveReport>& report) override;
 
  private:
   const Surroundings around_;

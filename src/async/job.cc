@@ -110,18 +110,18 @@ void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads)
 }
 
 Status AsyncJob::CopyAndSubmit(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
-  const auto turn = static_cast<std::uint64_t>(ticket);
+  const auto number = static_cast<std::uint64_t>(ticket);
   // Copy uses the ticket up: the tickets behind it would wait for it forever.
   const auto copy = [&] { return Copy(pool, ticket, threads).Annotate(what_); };
   Status status = Guarded(copy);
   if (submitter_ == nullptr || HasCopyInWaves()) {
     return status;
   }
-  const auto submit = [&] { return Submit(turn, std::move(status)); };
+  const auto submit = [&] { return Submit(number, std::move(status)); };
   status = Guarded(submit);
   if (!status.ok() && with_other_ == SubmissionState::kNo) {
     const auto pass = [&] {
-      submitter_->Pass(turn);
+      submitter_->Pass(number);
       return Status::Ok();
     };
     (void)Guarded(pass);
@@ -201,21 +201,21 @@ void AsyncJob::AddWait() {
 }
 
 /// Submits the copy to the process that writes it.
-Status AsyncJob::Submit(std::uint64_t turn, Status staged) {
+Status AsyncJob::Submit(std::uint64_t ticket, Status staged) {
   if (staged.ok()) {
     staged = session_->prepared();
   }
   AddStaging();
   if (staged.ok()) {
-    turn_ = turn;
-    staged = submitter_->Submit(turn, path_, *session_, staged_file_.get(), options_, group_.get(),
-                                &with_other_);
+    ticket_ = ticket;
+    staged = submitter_->Submit(ticket, path_, *session_, staged_file_.get(), options_,
+                                group_.get(), &with_other_);
   }
   if (!staged.ok()) {
     return staged;
   }
   if (deferred()) {
-    submitted_ = submitter_->KeepDeferred(turn, *session_, std::move(staged_file_));
+    submitted_ = submitter_->KeepDeferred(ticket, *session_, std::move(staged_file_));
   }
   return staged;
 }
@@ -281,7 +281,7 @@ Result<AsyncSaveReport> AsyncJob::WriteIn(Coordinator& background, const Status&
   }
   if (!deferred()) {
     return Guarded([&] {
-      return submitter_->Write(turn_, with_other_, *session_, &staged_file_, path_, options_,
+      return submitter_->Write(ticket_, with_other_, *session_, &staged_file_, path_, options_,
                                ready);
     });
   }

@@ -130,7 +130,7 @@ class AsyncJob {
   /// Waits until there is a copy to write. Errors: the cause, when there will be none.
   Status AwaitReady();
   Status CopyAndSubmit(StagingPool& pool, StagingPool::Ticket ticket, int threads);
-  Status Submit(std::uint64_t turn, Status staged);
+  Status Submit(std::uint64_t ticket, Status staged);
   void AddStaging();
   void AddWait();
   Result<AsyncSaveReport> WriteIn(Coordinator& background, const Status& ready);
@@ -162,8 +162,8 @@ class AsyncJob {
   std::optional<Result<TornSamples>> samples_;
   std::unique_ptr<StagedFile> staged_file_;
   std::optional<AsyncSaveReport>
-      submitted_;           // The report of a deferred save, when the agent has it.
-  std::uint64_t turn_ = 0;  // Turn of the save where another process writes it.
+      submitted_;             // The report of a deferred save, when the agent has it.
+  std::uint64_t ticket_ = 0;  // Of the save where another process writes it.
   SubmissionState with_other_ = SubmissionState::kNo;
 
   std::promise<Status> staged_promise_;

@@ -75,7 +75,7 @@ Status LastDeferred::Follow(const AsyncJob& next, Coordinator& coordinator, Subm
     group = std::make_shared<DeferredGroup>();
     VARVE_ASSIGN_OR_RETURN(group->path, AbsolutePath(next.path()));
     VARVE_ASSIGN_OR_RETURN(group->id, RandomSaveId());
-    const bool have_it = last_ && last_->staged.get().ok() && submitter.Keeps(last_->turn);
+    const bool have_it = last_ && last_->staged.get().ok() && submitter.Keeps(last_->ticket);
     const bool lost = last_ && last_->staged.get().ok() && !have_it;
     return EncodeFields(
         Known{have_it, last_ ? last_->id : SaveId{}, group_ && !lost ? group_->id : SaveId{}});
@@ -94,7 +94,7 @@ Status LastDeferred::Follow(const AsyncJob& next, Coordinator& coordinator, Subm
   if (last_ && decision.last != LastSaveState::kUnknown) {
     // A copy that is not given up now is given up the next time, or when memory is short.
     (void)Guarded([&] {
-      submitter.DeferredIs(last_->turn, decision.last == LastSaveState::kWhole);
+      submitter.DeferredIs(last_->ticket, decision.last == LastSaveState::kWhole);
       return Status::Ok();
     });
   }

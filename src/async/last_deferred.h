@@ -18,8 +18,10 @@ namespace varve {
 /// Threads: one at a time.
 class LastDeferred {
  public:
-  /// Remembers `job`, which was planned as the deferred save of that turn.
-  void Set(std::uint64_t turn, const AsyncJob& job) { last_ = {turn, job.save_id(), job.staged()}; }
+  /// Remembers `job`, which was planned as the deferred save of that ticket.
+  void Set(std::uint64_t ticket, const AsyncJob& job) {
+    last_ = {ticket, job.save_id(), job.staged()};
+  }
 
   /// Returns what the saves of all ranks have in common. Requires: Follow has succeeded.
   [[nodiscard]] std::shared_ptr<const DeferredGroup> group() const { return group_; }
@@ -31,7 +33,7 @@ class LastDeferred {
 
  private:
   struct Save {
-    std::uint64_t turn = 0;
+    std::uint64_t ticket = 0;
     SaveId id;
     std::shared_future<Status> staged;
   };

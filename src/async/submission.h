@@ -56,9 +56,9 @@ Result<AsyncSaveReport> DecodeReport(std::string_view bytes);
 /// the way to it are followed, the last name is not. "s3://bucket/key" is such a name.
 Result<std::string> AbsolutePath(const std::string& path);
 
-/// Another process that writes staged copies. Saves have turns, in the order of the calls and so in
-/// the same order on all ranks; each is submitted or passed, and they are written in that order.
-/// Threads: safe.
+/// Another process that writes staged copies. Saves have tickets, numbers in the order of the
+/// calls, which is the same on all ranks. Each is submitted or passed; they are written in that
+/// order. Threads: safe.
 class SaveExecutor {
  public:
   virtual ~SaveExecutor() = default;
@@ -71,23 +71,23 @@ class SaveExecutor {
   /// Submits a save. After Ok the save outlives this process. The caller must not write to its
   /// blocks until Forget has returned, or Wait with `*lost`. After an error it may; where `*sent`,
   /// the other process may have accepted the save all the same, and speak for this rank.
-  virtual Status Submit(std::uint64_t turn, const Submission& save, bool* sent) = 0;
+  virtual Status Submit(std::uint64_t ticket, const Submission& save, bool* sent) = 0;
 
-  /// Reports that no save is submitted in this turn.
-  virtual void Pass(std::uint64_t turn) = 0;
+  /// Reports that no save is submitted for this ticket.
+  virtual void Pass(std::uint64_t ticket) = 0;
 
   /// Waits for the end of a save. Errors: those of the save; Unavailable with `*lost` when the
   /// other process was lost: the caller may write to the save's blocks then.
-  virtual Result<AsyncSaveReport> Wait(std::uint64_t turn, bool* lost) = 0;
+  virtual Result<AsyncSaveReport> Wait(std::uint64_t ticket, bool* lost) = 0;
 
   /// Returns true for a save that was submitted, while the process that accepted it lives.
-  virtual bool Holds(std::uint64_t turn) = 0;
+  virtual bool Holds(std::uint64_t ticket) = 0;
 
-  virtual void Cancel(std::uint64_t turn) = 0;
+  virtual void Cancel(std::uint64_t ticket) = 0;
 
   /// Gives up the copy that the other process keeps of a save that has ended or is deferred.
   /// Returns when that process no longer reads the copy, or when its lease is revoked.
-  virtual void Forget(std::uint64_t turn) = 0;
+  virtual void Forget(std::uint64_t ticket) = 0;
 };
 
 }  // namespace varve

@@ -70,11 +70,11 @@ Result<std::unique_ptr<Submitter>> Submitter::Make(std::shared_ptr<SaveExecutor>
                                                    StagingPool& pool, Storage& storage) {
   VARVE_RETURN_IF_ERROR(executor->Attach(pool.fd(), pool.block_count()));
   auto submitter = std::unique_ptr<Submitter>(new Submitter(std::move(executor), pool, storage));
-  pool.SetReclaim([made = submitter.get()] { made->GiveUpOne(); });
+  pool.SetOnShortage([made = submitter.get()] { made->GiveUpOne(); });
   return submitter;
 }
 
-Status Submitter::Submit(std::uint64_t turn, const std::string& path, const SaveSession& session,
+Status Submitter::Submit(std::uint64_t ticket, const std::string& path, const SaveSession& session,
                          StagedFile* staged, const StagedSaveOptions& options,
                          const DeferredGroup* group, SubmissionState* submitted) {
   Submission save;
@@ -95,7 +95,7 @@ Status Submitter::Submit(std::uint64_t turn, const std::string& path, const Save
     save.deferred = *group;
   }
   bool sent = false;
-  Status status = executor_->Submit(turn, save, &sent);
+  Status status = executor_->Submit(ticket, save, &sent);
   *submitted = status.ok() ? SubmissionState::kYes
                : sent      ? SubmissionState::kPerhaps
                            : SubmissionState::kNo;
@@ -137,13 +137,13 @@ Result<std::vector<std::string>> Submitter::MayReplace(const Submission& save) {
   return known;
 }
 
-Result<AsyncSaveReport> Submitter::Await(std::uint64_t turn, const std::stop_token& stop,
+Result<AsyncSaveReport> Submitter::Await(std::uint64_t ticket, const std::stop_token& stop,
                                          bool* lost) {
-  const std::stop_callback cancel(stop, [&] { executor_->Cancel(turn); });
-  return executor_->Wait(turn, lost);
+  const std::stop_callback cancel(stop, [&] { executor_->Cancel(ticket); });
+  return executor_->Wait(ticket, lost);
 }
 
-Result<AsyncSaveReport> Submitter::Write(std::uint64_t turn, SubmissionState submitted,
+Result<AsyncSaveReport> Submitter::Write(std::uint64_t ticket, SubmissionState submitted,
                                          SaveSession& session, std::unique_ptr<StagedFile>* staged,
                                          const std::string& name, const StagedSaveOptions& options,
                                          const Status& ready) {
@@ -164,7 +164,7 @@ Result<AsyncSaveReport> Submitter::Write(std::uint64_t turn, SubmissionState sub
     return WriteWithRetries(session, staged->get(), *channel, name, options, ready);
   }
   bool lost = false;
-  Result<AsyncSaveReport> result = Await(turn, options.save.stop, &lost);
+  Result<AsyncSaveReport> result = Await(ticket, options.save.stop, &lost);
   if (lost) {
     if (const auto report = VisibleAfterAll(session, storage_, path)) {
       return *report;
@@ -173,41 +173,41 @@ Result<AsyncSaveReport> Submitter::Write(std::uint64_t turn, SubmissionState sub
     return result;
   }
   if (result.ok()) {
-    GiveUp(0, turn);
-    Keep(turn, std::move(*staged));
+    GiveUp(0, ticket);
+    Keep(ticket, std::move(*staged));
   } else {
-    executor_->Forget(turn);
+    executor_->Forget(ticket);
   }
   return result;
 }
 
-AsyncSaveReport Submitter::KeepDeferred(std::uint64_t turn, const SaveSession& session,
+AsyncSaveReport Submitter::KeepDeferred(std::uint64_t ticket, const SaveSession& session,
                                         std::unique_ptr<StagedFile> staged) {
   AsyncSaveReport report;
   report.save_id = session.settled().identity.save_id;
   report.bytes_written = session.work().size;
-  Keep(turn, std::move(staged));
+  Keep(ticket, std::move(staged));
   return report;
 }
 
-bool Submitter::Keeps(std::uint64_t turn) {
+bool Submitter::Keeps(std::uint64_t ticket) {
   {
     const std::scoped_lock lock(mutex_);
-    if (!kept_.contains(turn)) {
+    if (!kept_.contains(ticket)) {
       return false;
     }
   }
-  return executor_->Holds(turn);
+  return executor_->Holds(ticket);
 }
 
-void Submitter::DeferredIs(std::uint64_t turn, bool whole) {
-  whole ? GiveUp(0, turn) : GiveUp(turn, turn + 1);
+void Submitter::DeferredIs(std::uint64_t ticket, bool whole) {
+  whole ? GiveUp(0, ticket) : GiveUp(ticket, ticket + 1);
 }
 
-void Submitter::Keep(std::uint64_t turn, std::unique_ptr<StagedFile> staged) {
+void Submitter::Keep(std::uint64_t ticket, std::unique_ptr<StagedFile> staged) {
   {
     const std::scoped_lock lock(mutex_);
-    kept_[turn] = staged == nullptr ? StagingPool::Reservation() : staged->TakeMemory();
+    kept_[ticket] = staged == nullptr ? StagingPool::Reservation() : staged->TakeMemory();
   }
   pool_.Poke();
 }
@@ -220,8 +220,8 @@ void Submitter::GiveUp(std::uint64_t first, std::uint64_t end) {
       old.insert(kept_.extract(at++));
     }
   }
-  for (const auto& [turn, memory] : old) {
-    executor_->Forget(turn);
+  for (const auto& [ticket, memory] : old) {
+    executor_->Forget(ticket);
   }
 }
 

@@ -42,38 +42,39 @@ class Submitter {
 
   /// Submits a staged file; `staged` may be null where the file has no data. `group` is null unless
   /// the save is deferred. Says in `*submitted` whether the other process has it.
-  Status Submit(std::uint64_t turn, const std::string& path, const SaveSession& session,
+  Status Submit(std::uint64_t ticket, const std::string& path, const SaveSession& session,
                 StagedFile* staged, const StagedSaveOptions& options, const DeferredGroup* group,
                 SubmissionState* submitted);
-  void Pass(std::uint64_t turn) { executor_->Pass(turn); }
+  void Pass(std::uint64_t ticket) { executor_->Pass(ticket); }
 
-  /// Keeps the copy of a deferred save that was submitted in `turn`; null where its file has no
+  /// Keeps the copy of a deferred save that was submitted with `ticket`; null where its file has no
   /// data. Returns a report in which bytes_written counts the file that the agent holds.
-  AsyncSaveReport KeepDeferred(std::uint64_t turn, const SaveSession& session,
+  AsyncSaveReport KeepDeferred(std::uint64_t ticket, const SaveSession& session,
                                std::unique_ptr<StagedFile> staged);
 
-  /// Takes what the ranks have found out about the deferred save of that turn. If all have
+  /// Takes what the ranks have found out about the deferred save of that ticket. If all have
   /// submitted it (`whole`), gives up the copies of earlier ones; if not, gives up this one.
-  void DeferredIs(std::uint64_t turn, bool whole);
+  void DeferredIs(std::uint64_t ticket, bool whole);
 
-  /// Returns true while both processes keep the copy of that turn's save.
-  bool Keeps(std::uint64_t turn);
+  /// Returns true while both processes keep the copy of that ticket's save.
+  bool Keeps(std::uint64_t ticket);
 
-  /// Waits for a save that was submitted in `turn`; writes one that was not submitted, if this rank
-  /// is `ready`. Takes the copy from `*staged` where it is kept.
-  Result<AsyncSaveReport> Write(std::uint64_t turn, SubmissionState submitted, SaveSession& session,
-                                std::unique_ptr<StagedFile>* staged, const std::string& path,
-                                const StagedSaveOptions& options, const Status& ready);
+  /// Waits for a save that was submitted with `ticket`. Writes one that was not submitted, if this
+  /// rank is `ready`. Takes the copy from `*staged` where it is kept.
+  Result<AsyncSaveReport> Write(std::uint64_t ticket, SubmissionState submitted,
+                                SaveSession& session, std::unique_ptr<StagedFile>* staged,
+                                const std::string& path, const StagedSaveOptions& options,
+                                const Status& ready);
 
  private:
   Submitter(std::shared_ptr<SaveExecutor> executor, StagingPool& pool, Storage& storage)
       : executor_(std::move(executor)), pool_(pool), storage_(storage) {}
-  Result<AsyncSaveReport> Await(std::uint64_t turn, const std::stop_token& stop, bool* lost);
+  Result<AsyncSaveReport> Await(std::uint64_t ticket, const std::stop_token& stop, bool* lost);
   std::vector<std::string> RecentlySaved(const std::string& path);
   Result<std::vector<std::string>> MayReplace(const Submission& save);
   using Kept = std::map<std::uint64_t, StagingPool::Reservation>;
-  void Keep(std::uint64_t turn, std::unique_ptr<StagedFile> staged);
-  /// Gives up the copies of turns in [first, end).
+  void Keep(std::uint64_t ticket, std::unique_ptr<StagedFile> staged);
+  /// Gives up the copies of tickets in [first, end).
   void GiveUp(std::uint64_t first, std::uint64_t end);
   /// Gives up the oldest copy, because memory is short.
   void GiveUpOne();
@@ -82,7 +83,7 @@ class Submitter {
   StagingPool& pool_;
   Storage& storage_;
   std::mutex mutex_;                                        // Guards all members below.
-  Kept kept_;                                               // Kept copies by turn.
+  Kept kept_;                                               // Kept copies by ticket.
   std::deque<std::pair<std::string, std::string>> recent_;  // Saves: path and OccupantOf.
 };
 

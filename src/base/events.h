@@ -5,11 +5,11 @@
 
 namespace varve {
 
-/// Returns true where somebody takes events. Callers ask before they make one.
+/// Returns true where a function takes events. Callers ask before they make one.
 bool EventsAreTaken();
 
-/// Reports an event. Does not wait, calls nobody and fails never: may be called with locks held.
-/// Where there is no memory for the event it is dropped, and counted.
+/// Reports an event. Does not wait, calls no function and never fails: may be called with locks
+/// held. Where there is no memory for the event it is dropped, and counted.
 void ReportEvent(Event event) noexcept;
 
 }  // namespace varve

@@ -21,18 +21,18 @@ class Pace {
 
   /// Returns when a transfer of `bytes` may begin: when the time of those before it has passed.
   TimePoint Reserve(std::uint64_t bytes, TimePoint now) {
-    const TimePoint turn = std::max(next_turn_, now);
+    const TimePoint start = std::max(next_start_, now);
     if (has_limit()) {
       const std::chrono::duration<double> takes(static_cast<double>(bytes) /
                                                 static_cast<double>(bytes_per_second_));
-      next_turn_ = turn + std::chrono::duration_cast<TimePoint::duration>(takes);
+      next_start_ = start + std::chrono::duration_cast<TimePoint::duration>(takes);
     }
-    return turn;
+    return start;
   }
 
  private:
   std::uint64_t bytes_per_second_ = 0;
-  TimePoint next_turn_ = TimePoint::min();
+  TimePoint next_start_ = TimePoint::min();
 };
 
 }  // namespace varve

@@ -1,5 +1,5 @@
 /// The locks by which a checkpoint that is being read is told from one that may be removed: readers
-/// share a lock on its index file, and whoever removes it on a rule wants that lock for himself.
+/// share a lock on its index file, and a removal by a rule takes that lock alone.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ namespace varve {
 /// without such locks. Errors: NotFound when the checkpoint is being removed, or has just been.
 Result<std::unique_ptr<StorageLock>> LockToRead(Storage& storage, const std::string& directory);
 
-/// Locks it against readers. Null as above. Errors: FailedPrecondition when someone reads it.
+/// Locks it against readers. Null as above. Errors: FailedPrecondition when a reader has it.
 Result<std::unique_ptr<StorageLock>> LockToRemove(Storage& storage, const std::string& directory);
 
 }  // namespace varve

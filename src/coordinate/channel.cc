@@ -61,7 +61,7 @@ bool Channel::IsReady() {
   if (options_.rank == 0) {
     return listener_.valid();
   }
-  Turn(Now());  // Sees that rank 0 has closed the connection.
+  PollSockets(Now());  // Sees that rank 0 has closed the connection.
   return state_.IsConnected(0);
 }
 
@@ -109,7 +109,7 @@ void Channel::Leave(const std::string& why, int cause) {
   std::unique_lock lock(mutex_);
   state_.End(why, cause);
   Resume();  // For Flush.
-  Turn(Now());
+  PollSockets(Now());
   lock.unlock();
   LogLines();
 }
@@ -121,7 +121,7 @@ bool Channel::Flush(Deadline deadline) {
     if (Now() >= deadline || interrupted_) {
       return false;
     }
-    Turn(deadline);
+    PollSockets(deadline);
   }
   return true;
 }
@@ -137,7 +137,7 @@ Status Channel::CheckPeer(int peer) const {
 Status Channel::Send(int to, std::string_view message, Deadline deadline) {
   VARVE_RETURN_IF_ERROR(CheckPeer(to));
   const std::scoped_lock lock(mutex_);
-  Turn(Now());
+  PollSockets(Now());
   Status sent = state_.Send(to, std::string(message));
   SendFrames();
   // What is left would wait until this rank has written its file. It reads meanwhile, so that two
@@ -145,7 +145,7 @@ Status Channel::Send(int to, std::string_view message, Deadline deadline) {
   for (auto link = links_.find(to); sent.ok() && link != links_.end() && !interrupted_ &&
                                     link->second.has_unsent() && Now() < deadline;
        link = links_.find(to)) {
-    Turn(deadline);
+    PollSockets(deadline);
   }
   lost_ = lost_ || !sent.ok();
   return sent;
@@ -168,7 +168,7 @@ Result<std::string> Channel::Receive(int from, Deadline deadline) {
     lock.unlock();
     LogLines();
     lock.lock();
-    Turn(again);
+    PollSockets(again);
   }
 }
 
@@ -192,7 +192,7 @@ void Channel::Report(std::string note) {
 
 void Channel::TellPast(const std::string& name) {
   const std::scoped_lock lock(mutex_);
-  Turn(Now());
+  PollSockets(Now());
   state_.TellPast(name);
   SendFrames();
 }
@@ -295,7 +295,7 @@ Status Channel::AcceptAll(Deadline until) {
   const std::scoped_lock lock(mutex_);
   while (static_cast<int>(links_.size()) + 1 < options_.size && state_.refused().empty() &&
          Now() < until) {
-    Turn(until);
+    PollSockets(until);
   }
   std::string missing;
   for (int rank = 1; rank < options_.size; ++rank) {
@@ -361,7 +361,7 @@ void Channel::Watch(int how, int fd, std::uint64_t tag, bool writes) {
 }
 
 /// Waits until a socket is ready, at most until then; reads, writes and accepts.
-void Channel::Turn(Deadline until) {
+void Channel::PollSockets(Deadline until) {
   SendFrames();
   std::array<epoll_event, 64> events{};
   const int count = ::epoll_wait(poll_.get(), events.data(), static_cast<int>(events.size()),

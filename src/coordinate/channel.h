@@ -102,7 +102,7 @@ class Channel final : public Coordinator {
   [[nodiscard]] Status CheckPeer(int peer) const;
 
   // With the lock held.
-  void Turn(Deadline until);
+  void PollSockets(Deadline until);
   void SendFrames();
   void Write(int rank);
   void Read(int rank);

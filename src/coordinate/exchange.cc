@@ -115,7 +115,7 @@ void AddFailures(int rank, const Status& status, std::vector<RankFailure>* failu
 }
 
 /// Returns whether a rank failed because of another one that failed by itself: it was not waited
-/// for. What that one says tells all.
+/// for. The error of that one tells all.
 bool FailedByAnother(const std::vector<Contribution>& contributions, std::size_t rank) {
   const auto cause_of = [&](std::size_t failed) {
     const ErrorDetails& details = contributions[failed].status().details();

@@ -275,15 +275,15 @@ Result<std::unique_ptr<Coordinator>> MakeMpiCoordinator(const void* communicator
   if (between_groups != 0) {
     return InvalidArgument("an inter-communicator joins two groups; pass one group's communicator");
   }
-  MPI_Comm own = MPI_COMM_NULL;
-  VARVE_RETURN_IF_ERROR(Check(MPI_Comm_dup(theirs, &own), "MPI_Comm_dup"));
+  MPI_Comm ours = MPI_COMM_NULL;
+  VARVE_RETURN_IF_ERROR(Check(MPI_Comm_dup(theirs, &ours), "MPI_Comm_dup"));
   int rank = 0;
   int world = 0;
   VARVE_RETURN_IF_ERROR(
-      Check(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"));
-  VARVE_RETURN_IF_ERROR(Check(MPI_Comm_rank(own, &rank), "MPI_Comm_rank"));
-  VARVE_RETURN_IF_ERROR(Check(MPI_Comm_size(own, &world), "MPI_Comm_size"));
-  return std::unique_ptr<Coordinator>(std::make_unique<Mpi>(own, rank, world, options.part_bytes));
+      Check(MPI_Comm_set_errhandler(ours, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"));
+  VARVE_RETURN_IF_ERROR(Check(MPI_Comm_rank(ours, &rank), "MPI_Comm_rank"));
+  VARVE_RETURN_IF_ERROR(Check(MPI_Comm_size(ours, &world), "MPI_Comm_size"));
+  return std::unique_ptr<Coordinator>(std::make_unique<Mpi>(ours, rank, world, options.part_bytes));
 }
 
 }  // namespace internal

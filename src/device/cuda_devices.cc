@@ -214,7 +214,7 @@ void CudaDevices::NoteReached(Lane& lane, const std::shared_ptr<Event>& event) n
   const auto known = std::find_if(lane.queued.begin(), lane.queued.end(),
                                   [&](const Queued& queued) { return queued.done == event; });
   if (known == lane.queued.end()) {
-    return;  // Somebody saw a later one.
+    return;  // Another thread saw a later one.
   }
   reached.splice(reached.end(), lane.queued, lane.queued.begin(), std::next(known));
   for (const Queued& queued : reached) {

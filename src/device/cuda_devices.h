@@ -106,7 +106,7 @@ class CudaDevices {
     CudaDriver::Handle stream = nullptr;
     std::mutex mutex;  // Guards what follows.
     std::condition_variable changed;
-    std::list<Queued> queued;  // In the order of the stream, until somebody saw them reached.
+    std::list<Queued> queued;  // In the order of the stream, until a thread saw them reached.
     std::uint64_t bytes = 0;   // Theirs, and of what is about to be queued.
   };
   struct Device {

@@ -175,10 +175,10 @@ std::set<std::string> WantedVariants(const Metadata& metadata, const LoadRequest
 
 /// Sorts names with several values into those of which this rank gets its own value, those of which
 /// it gets the lowest rank's, and those that end the load.
-void ChooseValues(const std::set<std::string>& wanted, const LoadRequest& request, bool own,
+void ChooseValues(const std::set<std::string>& wanted, const LoadRequest& request, bool by_rank,
                   OnDifferenceAtLoad on_difference, LoadReport* report,
                   std::vector<std::string>* refused) {
-  if (own) {
+  if (by_rank) {
     report->kept.assign(wanted.begin(), wanted.end());
     return;
   }
@@ -319,14 +319,14 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
   auto mine = Guarded([&]() -> Contribution {
     const PhaseTimer timer(&report.phases, "plan");
     what = "load " + reader.directory();
-    const bool own = options.on_difference == OnDifferenceAtLoad::kKeep &&
-                     metadata.world_size == static_cast<std::uint32_t>(coordinator.size());
-    if (own) {
+    const bool by_rank = options.on_difference == OnDifferenceAtLoad::kKeep &&
+                         metadata.world_size == static_cast<std::uint32_t>(coordinator.size());
+    if (by_rank) {
       reader.TakeValuesOf(static_cast<std::uint32_t>(coordinator.rank()));
     }
     VARVE_ASSIGN_OR_RETURN(LoadDifferences found,
                            Compare(metadata, request, options, &usable, &report.loaded));
-    ChooseValues(WantedVariants(metadata, request, usable), request, own, options.on_difference,
+    ChooseValues(WantedVariants(metadata, request, usable), request, by_rank, options.on_difference,
                  &report, &found.several);
     const Status fillable = CheckDestinations(reader, usable, options);
     if (auto compared = InOne("compare", reader.TakePhases()); compared.bytes > 0) {

@@ -122,7 +122,7 @@ Result<std::vector<PrunedStep>> PruneRun(const std::string& given, const KeepRul
     const StatusCode code = removal.status().code();
     if (code == StatusCode::kFailedPrecondition) {
       step.reasons.push_back(removal.status().message());
-    } else if (code != StatusCode::kNotFound) {  // Someone else has removed it.
+    } else if (code != StatusCode::kNotFound) {  // Another process has removed it.
       VARVE_RETURN_IF_ERROR(removal.status());
     }
     step.removed = step.reasons.empty();

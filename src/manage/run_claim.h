@@ -11,7 +11,7 @@
 
 namespace varve {
 
-/// Takes the run, from whoever has it. See LockRun.
+/// Takes the run, from the job that has it. See LockRun.
 Result<std::unique_ptr<RunLock>> ClaimRun(Storage& storage, ConditionalWrites& writes,
                                           const std::string& run, std::string_view holder);
 

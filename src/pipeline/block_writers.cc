@@ -116,8 +116,8 @@ Status BlockWriters::WriteOne(const BlockToWrite& block) {
 bool BlockWriters::WaitForTurn(std::uint64_t bytes) {
   if (pace_.has_limit()) {
     std::unique_lock lock(mutex_);
-    const TimePoint turn = pace_.Reserve(bytes, std::chrono::steady_clock::now());
-    changed_.wait_until(lock, options_.stop, turn, [&] { return !status_.ok(); });
+    const TimePoint start = pace_.Reserve(bytes, std::chrono::steady_clock::now());
+    changed_.wait_until(lock, options_.stop, start, [&] { return !status_.ok(); });
   }
   return !options_.stop.stop_requested();
 }

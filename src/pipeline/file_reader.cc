@@ -173,7 +173,7 @@ class Reader {
                           RecordSums::Piece* sums, Stopwatch* watch) {
     ReadableFile& file = *files_[unit.file].file;
     const std::uint64_t size = unit.range.end - unit.range.begin;
-    // Before the block, as everywhere here: who holds a block waits for nobody's slot.
+    // Before the block, as everywhere here: a thread that holds a block waits for no slot.
     std::optional<CoreSlots::Holder> slot(std::in_place, cached ? &cores_ : &storage_);
     VARVE_ASSIGN_OR_RETURN(const auto memory, pool_.Acquire());
     if (device) {

@@ -65,7 +65,7 @@ struct ReadOutcome {
   Status status;
   std::uint64_t bytes_read = 0;
   std::vector<bool> touched;  ///< By owner: its memory was written to, at least in part.
-  // The mean over the reading threads. What is in the page cache is all in `read_seconds`.
+  // The mean over the reading threads. Bytes in the page cache count in `read_seconds` alone.
   double read_seconds = 0;
   double verify_seconds = 0;
   double copy_seconds = 0;

@@ -21,39 +21,39 @@
 namespace varve {
 namespace {
 
-// Bytes of one thread's turn: enough to make its cost negligible, few enough to share evenly.
+// Bytes of one job: enough to make its cost negligible, few enough to share evenly.
 constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;
 constexpr int kMostThreads = 8;
 
-/// The work of one turn: several small copies, or a piece of a large one.
-struct Ticket {
+/// The work of one job: several small copies, or a piece of a large one.
+struct CopyJob {
   std::size_t first = 0;
   std::size_t count = 0;  // Copies; for one copy, a piece of it:
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 };
 
-std::vector<Ticket> TurnsOf(std::span<const HostCopy> copies) {
-  std::vector<Ticket> turns;
+std::vector<CopyJob> JobsOf(std::span<const HostCopy> copies) {
+  std::vector<CopyJob> jobs;
   std::uint64_t together = 0;
   for (std::size_t i = 0; i < copies.size(); ++i) {
     const std::uint64_t bytes = copies[i].bytes;
     if (bytes >= kPieceBytes) {
       for (std::uint64_t at = 0; at < bytes; at += kPieceBytes) {
-        turns.push_back({i, 1, at, std::min(at + kPieceBytes, bytes)});
+        jobs.push_back({i, 1, at, std::min(at + kPieceBytes, bytes)});
       }
       together = 0;
       continue;
     }
     if (together == 0 || together + bytes > kPieceBytes) {
-      turns.push_back({i, 0, 0, 0});
+      jobs.push_back({i, 0, 0, 0});
       together = 0;
     }
-    ++turns.back().count;
-    turns.back().end = copies[turns.back().first].bytes;
+    ++jobs.back().count;
+    jobs.back().end = copies[jobs.back().first].bytes;
     together += std::max<std::uint64_t>(bytes, 1);
   }
-  return turns;
+  return jobs;
 }
 
 /// Returns the memory of a copy whose elements do not lie in order; nothing for bytes.
@@ -152,23 +152,23 @@ Status HostBuffer::CopyIn(std::span<const HostCopy> copies, int threads) {
     VARVE_RETURN_IF_ERROR(CheckCopy(copy, size_));
   }
   VARVE_RETURN_IF_ERROR(PrepareForDevices(copies));
-  const std::vector<Ticket> turns = TurnsOf(copies);
+  const std::vector<CopyJob> jobs = JobsOf(copies);
   const int cores =
       std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads);
-  return RunThreads(turns.size(), threads > 0 ? threads : cores, {}, [&](std::size_t t) -> Status {
-    const Ticket& turn = turns[t];
+  return RunThreads(jobs.size(), threads > 0 ? threads : cores, {}, [&](std::size_t t) -> Status {
+    const CopyJob& job = jobs[t];
     std::vector<DeviceMove> moves;
-    for (std::size_t i = turn.first; i < turn.first + turn.count; ++i) {
+    for (std::size_t i = job.first; i < job.first + job.count; ++i) {
       const HostCopy& copy = copies[i];
-      const std::uint64_t begin = turn.count == 1 ? turn.begin : 0;
-      const std::uint64_t end = turn.count == 1 ? turn.end : copy.bytes;
+      const std::uint64_t begin = job.count == 1 ? job.begin : 0;
+      const std::uint64_t end = job.count == 1 ? job.end : copy.bytes;
       CopyPart(copy, begin, {data_ + copy.at + begin, end - begin}, &moves);
     }
     if (moves.empty()) {
       return Status::Ok();
     }
     return devices_->Move(Direction::kToHost, moves)
-        .Annotate(NamesOf(copies.subspan(turn.first, turn.count)));
+        .Annotate(NamesOf(copies.subspan(job.first, job.count)));
   });
 }
 

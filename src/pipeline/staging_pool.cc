@@ -209,14 +209,14 @@ Status StagingPool::AwaitFree(std::size_t wanted, std::unique_lock<std::mutex>* 
   const auto enough = [&] { return free_.size() + (block_count_ - cold_) >= wanted; };
   while (!enough() && !stop.stop_requested()) {
     const std::uint64_t pokes = pokes_;
-    if (reclaim_) {
+    if (give_back_) {
       lock->unlock();
-      const Status reclaimed = Guarded([&] {
-        reclaim_();
+      const Status given_back = Guarded([&] {
+        give_back_();
         return Status::Ok();
       });
       lock->lock();
-      VARVE_RETURN_IF_ERROR(reclaimed);
+      VARVE_RETURN_IF_ERROR(given_back);
     }
     Wait(changed_, *lock, stop, [&] { return enough() || pokes_ != pokes; });
   }
@@ -254,7 +254,7 @@ void StagingPool::InBackground(bool wait, std::function<void(const std::stop_tok
   if (wait) {
     lock.lock();
   } else if (!lock.try_lock() || is_preparing_) {
-    return;  // Somebody waits for the thread, or it is at work.
+    return;  // A caller waits for the thread, or it is at work.
   }
   if (preparing_.joinable()) {
     preparing_.join();

@@ -90,7 +90,7 @@ class StagingPool {
   /// Sets a function that gives back blocks that are held without need. Threads that wait in
   /// Reserve call it when blocks are missing. A caller that begins to hold such blocks calls Poke,
   /// so that it is called again. Requires: called before the first Reserve.
-  void SetReclaim(std::function<void()> reclaim) { reclaim_ = std::move(reclaim); }
+  void SetOnShortage(std::function<void()> give_back) { give_back_ = std::move(give_back); }
   void Poke();
 
   /// Starts a thread that takes `bytes` of memory from the system, and then registers them for
@@ -123,7 +123,7 @@ class StagingPool {
   [[nodiscard]] std::size_t warm_blocks();
 
  private:
-  /// Waits until `wanted` blocks are free. Errors: Cancelled on `stop`; what the reclaiming throws.
+  /// Waits until `wanted` blocks are free. Errors: Cancelled on `stop`; what `give_back` throws.
   Status AwaitFree(std::size_t wanted, std::unique_lock<std::mutex>* lock,
                    const std::stop_token& stop);
   StagingPool(std::byte* base, std::size_t block_count, int fd);
@@ -144,7 +144,7 @@ class StagingPool {
   const int fd_;
   std::vector<Pages> pages_;  // Of each block of shared memory; belongs to the holder of the block.
   std::atomic<int> refusals_{0};
-  std::function<void()> reclaim_;
+  std::function<void()> give_back_;
   std::mutex mutex_;  // Guards all below but the registration and the thread.
   std::condition_variable_any changed_;
   std::vector<std::byte*> free_;  // Used before; most recently last: its pages are the warmest.

@@ -29,8 +29,8 @@ class StagingRegistration {
 
   /// Registers the first `bytes`, which must have their pages, by the context of `device`. With
   /// `sparingly` only where that doubles what is registered: then memory that grows block by block
-  /// takes few registrations, 14 for 64 GiB. What the driver refuses stays as it is, and is not
-  /// asked for again.
+  /// takes few registrations, 14 for 64 GiB. A range that the driver refuses stays as it is, and is
+  /// not asked for again.
   void Cover(CudaDevices& devices, int device, std::uint64_t bytes, bool sparingly);
 
   /// Returns true where Cover would register something. Does not wait for one that is under way.

@@ -1,4 +1,4 @@
-// The claims. Each makes its own checkpoints under its own ids, so none depends on another.
+// The checks. Each makes its own checkpoints under its own ids, so none depends on another.
 
 #include <cstddef>
 #include <utility>
@@ -30,7 +30,7 @@ Status ShardsLoadIntoAnotherLayout(Bench& bench) {
   VARVE_RETURN_IF_ERROR(bench.Load(id, 2, [](int rank) {
     Wanting wanting(1);
     wanting.Add(ColumnsOf(rank, 2));
-    wanting.Add(OwnName(2 - rank), Value::Str("of rank " + std::to_string(2 - rank)));
+    wanting.Add(NameOfRank(2 - rank), Value::Str("of rank " + std::to_string(2 - rank)));
     return wanting;
   }));
   return bench.Load(id, 1, [](int) {
@@ -127,7 +127,7 @@ Status SaveThatFails(Bench& bench, const std::string& id, int failing_rank, std:
   std::vector<SavePlanner*> pointers;
   for (int rank = 0; rank < kRanks; ++rank) {
     planners.push_back(std::make_unique<WatchedSavePlanner>(
-        [fails = rank == failing_rank, name = OwnName(rank)](const WriteItem& item) {
+        [fails = rank == failing_rank, name = NameOfRank(rank)](const WriteItem& item) {
           return fails && item.index.fqn == name ? FailedPrecondition("no content today")
                                                  : Status::Ok();
         }));
@@ -253,12 +253,12 @@ Status OneWriterAndReaderServeSeveralCheckpoints(Bench& bench) {
   return Status::Ok();
 }
 
-struct Claim {
+struct Check {
   const char* name;
-  Status (*check)(Bench&);
+  Status (*run)(Bench&);
 };
 
-constexpr Claim kClaims[] = {
+constexpr Check kChecks[] = {
     {"WholeTensorsAndValuesComeBack", WholeTensorsAndValuesComeBack},
     {"ShardsOfSeveralRanksComeBack", ShardsOfSeveralRanksComeBack},
     {"ShardsLoadIntoAnotherLayout", ShardsLoadIntoAnotherLayout},
@@ -283,18 +283,18 @@ constexpr Claim kClaims[] = {
 std::vector<ConformanceClaim> RunStorageConformance(const ConformanceSubject& subject) {
   std::vector<ConformanceClaim> outcomes;
   Bench bench(subject);
-  for (const Claim& claim : kClaims) {
-    const Status status = CallHook(claim.name, [&] { return claim.check(bench); });
-    outcomes.push_back({claim.name, status.ok(), status.message()});
+  for (const Check& check : kChecks) {
+    const Status status = CallHook(check.name, [&] { return check.run(bench); });
+    outcomes.push_back({check.name, status.ok(), status.message()});
   }
   return outcomes;
 }
 
 std::string DescribeFailures(const std::vector<ConformanceClaim>& claims) {
   std::string text;
-  for (const ConformanceClaim& claim : claims) {
-    if (!claim.passed) {
-      text += claim.message + "\n";  // Begins with the claim's name.
+  for (const ConformanceClaim& check : claims) {
+    if (!check.passed) {
+      text += check.message + "\n";  // Begins with its name.
     }
   }
   return text;

@@ -42,7 +42,7 @@ class Bench {
   ConformanceSubject subject_;
 };
 
-/// Returns the error for a claim that is not met, with the expectation.
+/// Returns the error for a check that failed, with the expectation.
 Status Unmet(std::string message);
 
 /// Returns Ok when `status` is an error whose message has `phrase` in it; otherwise an error that

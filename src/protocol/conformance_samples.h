@@ -31,7 +31,7 @@ inline TensorSpec ColumnsOf(int rank, int size) {
 
 inline Value StepOf(std::uint8_t salt) { return Value::Int(1000 + salt); }
 
-inline std::string OwnName(int rank) { return "rank." + std::to_string(rank); }
+inline std::string NameOfRank(int rank) { return "rank." + std::to_string(rank); }
 
 /// Returns a state of a row-sharded matrix, a replicated vector, a value of all ranks and one of
 /// each.
@@ -41,7 +41,7 @@ Part Usual(int rank, std::uint8_t salt) {
   part.Add(RowsOf(rank, kRanks));
   part.Add(Whole("replicated", DType::kInt64, {5}));
   part.Add("step", StepOf(salt));
-  part.Add(OwnName(rank), Value::Str("of rank " + std::to_string(rank)));
+  part.Add(NameOfRank(rank), Value::Str("of rank " + std::to_string(rank)));
   return part;
 }
 inline MakeHolding UsualHolding(std::uint8_t salt) {

@@ -21,7 +21,7 @@ Result<std::uint64_t> SizeOf(Storage& storage, const std::string& name) {
   return file->size();
 }
 
-/// Returns the files that are not part of a checkpoint. Hidden ones are somebody's notes.
+/// Returns the files that are not part of a checkpoint. Hidden ones are notes of other programs.
 std::vector<std::string> LeftOut(const Inventory& found) {
   std::vector<std::string> names;
   for (const OtherFile& other : found.others) {
@@ -42,9 +42,9 @@ Result<UploadSource> NativeSource(Storage& storage, OpenedIndex opened) {
     source.files.emplace(file.name, file.size);
   }
   // A save's own directory, as a record names it, holds nothing else.
-  const bool is_own = !opened.record_directory.empty();
+  const bool is_separate = !opened.record_directory.empty();
   source.index = std::move(opened);
-  if (!is_own) {
+  if (!is_separate) {
     if (const auto found = TakeInventory(storage, source.directory); found.ok()) {
       source.left_out = LeftOut(*found);
     }

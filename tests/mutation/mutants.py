@@ -240,9 +240,9 @@ MUTANTS = (
         AGENT,
     ),
     Mutant(
-        "agent-turns-out-of-order",
+        "agent-tickets-out-of-order",
         "src/agent/session_machine.cc",
-        "(first->first == state->next_turn || !Lives(*state));",
+        "(first->first == state->next_ticket || !Lives(*state));",
         "true;",
         AGENT,
     ),
@@ -284,22 +284,22 @@ MUTANTS = (
     Mutant(
         "trainer-does-not-revoke-when-lost",
         "src/agent/executor.cc",
-        "    if (*lost) {\n      GiveUp(turn);",
-        "    if (false) {\n      GiveUp(turn);",
+        "    if (*lost) {\n      GiveUp(ticket);",
+        "    if (false) {\n      GiveUp(ticket);",
         AGENT,
     ),
     Mutant(
         "trainer-does-not-revoke-when-refused",
         "src/agent/executor.cc",
-        "    if (!taken.ok()) {\n      GiveUp(turn);",
-        "    if (false) {\n      GiveUp(turn);",
+        "    if (!taken.ok()) {\n      GiveUp(ticket);",
+        "    if (false) {\n      GiveUp(ticket);",
         AGENT,
     ),
     Mutant(
         "trainer-does-not-revoke-when-unanswered",
         "src/agent/executor_machine.cc",
-        "const bool is_read = found->second != TurnState::kForgotten;",
-        "const bool is_read = found->second == TurnState::kLost;",
+        "const bool is_read = found->second != TicketState::kForgotten;",
+        "const bool is_read = found->second == TicketState::kLost;",
         AGENT,
     ),
     Mutant(
@@ -312,9 +312,9 @@ MUTANTS = (
     Mutant(
         "held-file-stays-valid",
         "src/agent/held_files.cc",
-        "    const bool meant = held.session == session && held.turn == turn;\n"
+        "    const bool meant = held.session == session && held.ticket == ticket;\n"
         "    if (meant) {\n      held.page->Revoke();",
-        "    const bool meant = held.session == session && held.turn == turn;\n"
+        "    const bool meant = held.session == session && held.ticket == ticket;\n"
         "    if (false) {\n      held.page->Revoke();",
         AGENT,
     ),
@@ -373,8 +373,8 @@ MUTANTS = (
     Mutant(
         "torch-storage-beyond-its-record",
         "src/interop/torch/tensor.cc",
-        "if (!claimed || *claimed > storages_[*storage].bytes) {",
-        "if (!claimed) {",
+        "if (!taken || *taken > storages_[*storage].bytes) {",
+        "if (!taken) {",
         INTEROP,
     ),
     Mutant(

@@ -14,7 +14,7 @@ namespace {
 constexpr auto kSilentPause = std::chrono::seconds(10);
 
 AgentMessage CopyOf(const AgentMessage& message) {
-  AgentMessage copy{message.verb, message.turn, message.payload, {}};
+  AgentMessage copy{message.verb, message.ticket, message.payload, {}};
   for (const FileDescriptor& fd : message.fds) {
     copy.fds.emplace_back(::dup(fd.get()));
   }

@@ -50,19 +50,19 @@ class Trainer {
     return save;
   }
 
-  Status Submit(std::uint64_t turn, const State& state, const std::string& path, Coordinator& rank,
-                bool deferred = false) {
+  Status Submit(std::uint64_t ticket, const State& state, const std::string& path,
+                Coordinator& rank, bool deferred = false) {
     VARVE_ASSIGN_OR_RETURN(Submission save, Describe(state, path, rank));
     if (deferred) {
       constexpr std::uint8_t kGroup = 1;
       save.deferred = {std::string(ParentPath(path)) + "/deferred", SaveId{{kGroup}}};
     }
     bool sent = false;
-    return executor_->Submit(turn, save, &sent);
+    return executor_->Submit(ticket, save, &sent);
   }
 
-  Status Submit(std::uint64_t turn, const State& state, const std::string& path) {
-    return Submit(turn, state, path, *MakeSingleProcessCoordinator());
+  Status Submit(std::uint64_t ticket, const State& state, const std::string& path) {
+    return Submit(ticket, state, path, *MakeSingleProcessCoordinator());
   }
 
   /// Returns a connection with the same memory, beside the executor's; null where there is none.

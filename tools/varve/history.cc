@@ -13,7 +13,7 @@
 namespace varve::cli {
 namespace {
 
-/// A line of a manager is a few kilobytes long. Memory must not depend on what a file claims.
+/// A line of a manager is a few kilobytes long. Memory must not depend on what a file says.
 constexpr std::size_t kMostLine = 1 << 20;
 /// Longer texts of a history are cut.
 constexpr std::size_t kMostText = 1000;

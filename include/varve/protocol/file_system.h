@@ -73,9 +73,9 @@ class FileSystemWriter : public StorageWriter {
   void Abandon() override;
   [[nodiscard]] std::optional<StorageMeta> GetStorageMeta() const override;
 
-  /// Returns the paths of files that stay under hidden names after the last Finish: somebody put
-  /// them beside an old checkpoint while it was replaced, and the new one's directory has another
-  /// file of that name. On the coordinator.
+  /// Returns the paths of files that stay under hidden names after the last Finish: another program
+  /// put them beside an old checkpoint while it was replaced, and the new one's directory has
+  /// another file of that name. On the coordinator.
   [[nodiscard]] const std::vector<std::string>& conflicts() const { return conflicts_; }
 
  private:

@@ -159,7 +159,7 @@ struct ConformanceSubject {
   std::function<void(bool broken)> break_storage{};
 };
 
-/// One claim, and whether the backend meets it.
+/// One check, and whether the backend passes it.
 struct ConformanceClaim {
   std::string name;  ///< "ShardsOfSeveralRanksComeBack".
   bool passed = false;
@@ -167,11 +167,11 @@ struct ConformanceClaim {
 };
 
 /// Saves and loads small states on up to three ranks (threads of this process) and tries every
-/// claim, also after one has failed. Takes a second or so where the storage is fast. A backend that
+/// check, also after one has failed. Takes a second or so where the storage is fast. A backend that
 /// crashes or hangs is not contained.
 std::vector<ConformanceClaim> RunStorageConformance(const ConformanceSubject& subject);
 
-/// Returns one line for each claim that is not met; empty when all are.
+/// Returns one line for each check that failed; empty when none has.
 std::string DescribeFailures(const std::vector<ConformanceClaim>& claims);
 
 }  // namespace varve::protocol

@@ -364,7 +364,7 @@ def write_safetensors(
     tensors: Sequence[tuple[str, int, Sequence[int], int, tuple[int, int] | None]],
 ) -> int: ...
 def dcp_replaces_directory(path: str) -> bool:
-    """False where a directory holds other things than a checkpoint and has to stay, as far as names tell."""
+    """False where a directory holds other files than a checkpoint's and has to stay, as far as names tell."""
 
 def describe_array(array: Any) -> tuple[int, int, tuple[int, ...], tuple[int, ...], int]: ...
 def describe_writable_array(

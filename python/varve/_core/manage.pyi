@@ -70,7 +70,7 @@ def prune(
     """Removes the steps that no rule keeps; returns all steps."""
 
 def remove_step(path: str) -> None:
-    """Removes a checkpoint, unless it is pinned or someone reads it."""
+    """Removes a checkpoint, unless it is pinned or a reader has it."""
 
 def pin(path: str, why: str) -> None: ...
 def unpin(path: str) -> None: ...

@@ -32,7 +32,7 @@ def device_problem() -> str:
     """Returns why the engine can use no CUDA device; empty where it can."""
 
 class State:
-    """What a rank brings to a save."""
+    """The tensors and values that a rank saves."""
 
     def __init__(self) -> None: ...
     def add(
@@ -90,7 +90,7 @@ class State:
     """The containers, as encode_value gives them."""
 
 class LoadRequest:
-    """What a rank wants from a checkpoint."""
+    """The tensors and values that a rank loads."""
 
     def __init__(self) -> None: ...
     def add(

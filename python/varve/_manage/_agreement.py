@@ -1,4 +1,4 @@
-"""What the ranks of a job agree on while it trains: to save, to end, to give up.
+"""The decisions that the ranks of a job agree on while it trains: to save, to end, to give up.
 
 Clocks, signals and failures differ between ranks. So rank 0 decides, and every rank learns its verdict
 before it takes the step that it is for. The messages travel while training computes:
@@ -12,7 +12,7 @@ before it takes the step that it is for. The messages travel while training comp
      "Save" and "stop" hold for the first call of the next window; its length is chosen so that
      messages are exchanged a few times a second at most, however fast the steps are.
   4. In the next call each rank takes the verdict, which as a rule is there already. A rank that comes earlier
-     waits: nobody can be ahead of the others by more than a window.
+     waits: no rank can be ahead of the others by more than a window.
      One that has missed a save in which the others wait for it tells them so meanwhile.
   5. Ranks that are at different steps get an error that names two of them, all of them the same. A rank that
      has missed a call is ahead of the others for good, counted in calls. So the next messages are
@@ -50,7 +50,7 @@ _LAST = 10.0
 
 @dataclass(frozen=True)
 class Posted:
-    """What a rank knows at the end of a window."""
+    """The knowledge of one rank at the end of a window."""
 
     step: int
     stop: str = ""  #: Why it wants to end: "SIGTERM".
@@ -58,13 +58,13 @@ class Posted:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What all ranks do in a window."""
+    """The actions of all ranks in a window."""
 
     calls: int = 1  #: Length of the window.
     save: str = ""  #: Why to save in its first call.
     stop: str = ""  #: Why to save and end in its first call.
     error: str = ""  #: Why the ranks cannot go on together.
-    give_up: str = ""  #: Which saves have failed, where that ends the training.
+    give_up: str = ""  #: The saves that have failed, where that ends the training.
     meet: int = 0  #: With an error: from which step on the ranks post again.
 
 

@@ -1,4 +1,4 @@
-"""What a save is made of: the state, the metrics and the user's functions that return them.
+"""The parts of a save: the state, the metrics and the user's functions that return them.
 
 An error of such a function is this rank's alone. It becomes a state that cannot be saved, so that the save
 fails on all ranks with it, as for any other error, and none of them waits for this one.

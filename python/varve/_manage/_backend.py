@@ -1,4 +1,4 @@
-"""What a manager needs of the library whose states it saves: NumPy in one process, torch on many ranks."""
+"""The functions that a manager needs of the library whose states it saves: NumPy in one process, torch on many ranks."""
 
 from __future__ import annotations
 

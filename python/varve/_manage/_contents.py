@@ -1,4 +1,4 @@
-"""What a run's directory is where it is not what was meant: a checkpoint, or one of other checkpoints."""
+"""Errors for a run's directory that is no run: a checkpoint, or a directory of other checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What saves cost a run, as measured while it trains; and from that the time between saves."""
+"""The cost of saves, as measured while a run trains, and from it the time between saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What asks a run to save or to end: signals, a deadline, files that a person makes."""
+"""Requests to save or to end: signals, a deadline, files that a person makes."""
 
 from __future__ import annotations
 

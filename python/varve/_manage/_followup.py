@@ -1,4 +1,4 @@
-"""What follows saves and loads of a run: its history, metrics, retention and the user's callbacks.
+"""The work after saves and loads of a run: its history, metrics, retention and the user's callbacks.
 
 All of it runs on one thread, which is the manager's own: the thread that writes saves must not wait for it,
 nor must training.
@@ -50,7 +50,7 @@ class FollowUp:
     """See the top of this file. Threads: any.
 
     Attributes:
-        costs: What saves cost; on rank 0.
+        costs: The cost of saves; on rank 0.
         may_remove: False while this job goes on from none of the steps that it has found.
     """
 
@@ -340,6 +340,6 @@ def _work_off(work: queue.SimpleQueue[Callable[[], None] | None], run: str) -> N
 def _bytes_of(path: str) -> int:
     try:
         return _core.Reader(path, False).bytes
-    except Error as error:  # Somebody has removed it already.
+    except Error as error:  # Another process has removed it.
         _LOG.info("the size of %s is not known: %s", path, error)
         return 0

@@ -1,4 +1,4 @@
-"""What users give a manager, checked; and who it is."""
+"""The arguments of a manager, checked, and the identity of its job."""
 
 from __future__ import annotations
 

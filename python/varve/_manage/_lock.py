@@ -1,4 +1,4 @@
-"""What a job makes sure of before it changes a run: that no other job has it, and that pins hold."""
+"""The checks before a job changes a run: that no other job has it, and that pins hold."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The managers that this process has open, also those that nobody refers to any more.
+"""The managers that this process has open, also those without a reference.
 
-1. What outlives a manager refers to it weakly or not at all: its threads, the signal handlers, the end of the
+1. All that outlives a manager refers to it weakly or not at all: its threads, the signal handlers, the end of the
    interpreter. So one that the program has dropped without `close`, as a cell of a notebook does that
    is run twice or ends with an error, is collected.
 2. A manager that is collected without `close` is kept here, and closed when the next one is made or when the
    interpreter ends. Not by the collector: closing waits for saves, and the collector may run on the
    thread that writes them.
 3. A second manager of a run is refused at once while a program still refers to the first one. The frames
-   of the last error that nobody has caught do not count: Python keeps them to look at them.
+   of the last uncaught error do not count: Python keeps them to look at them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TRIES = 4
 
 
 class Opened(Protocol):
-    """What this needs of a manager."""
+    """The methods that this calls of a manager."""
 
     @property
     def run(self) -> str:

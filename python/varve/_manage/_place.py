@@ -1,4 +1,4 @@
-"""What a manager keeps beside the steps: its history, notes, and what a person asks of it.
+"""The files that a manager keeps beside the steps: its history, notes, and requests of a person.
 
 In a directory these are files; in an object store, where nothing can be appended to, small objects.
 """
@@ -24,7 +24,7 @@ _LOOK = 15.0
 
 
 class Place(Protocol):
-    """Where the things of one run are. Threads: any. Errors: OSError, varve's Error."""
+    """Where the files of one run are. Threads: any. Errors: OSError, varve's Error."""
 
     def add_history(self, event: str, line: str) -> None:
         """Adds a line about an event."""
@@ -174,5 +174,5 @@ class ObjectStore:
 
 
 def place_of(run: str) -> Place:
-    """Returns where the things of a run are."""
+    """Returns where the files of a run are."""
     return ObjectStore(run) if manage.is_in_object_store(run) else Folder(run)

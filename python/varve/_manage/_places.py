@@ -13,7 +13,7 @@ from varve._manage._place import Place, place_of
 from varve._manage._resume import Chooser, log_left_over
 from varve.errors import CheckpointNotFoundError, CorruptCheckpointError
 
-#: What ranks tell each other of a step: its number, its name and the place that it is in.
+#: A step as ranks send it to each other: its number, its name and the place that it is in.
 Chosen = dict[str, Any]
 
 

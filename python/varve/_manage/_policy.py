@@ -1,4 +1,4 @@
-"""What a user says of a run: when to save, which steps to keep, how it may end."""
+"""The policy of a run: when to save, which steps to keep, how it may end."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Every:
 
 @dataclass(frozen=True)
 class Keep:
-    """Which steps a manager keeps: those that any rule keeps. Without a rule all stay.
+    """The steps that a manager keeps: those that any rule keeps. Without a rule all stay.
 
     Whatever the rules, the newest whole step, pinned ones and those that are being read or saved stay.
 

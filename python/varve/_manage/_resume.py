@@ -24,7 +24,7 @@ class Chooser:
     """Rank 0's choice of the step to resume from.
 
     The newest whole step is chosen: index and commit record are checked, and with verify="full" every
-    byte. A damaged one is put into quarantine and the next older one is looked at. What cannot be read
+    byte. A damaged one is put into quarantine and the next older one is looked at. A step that cannot be read
     for another reason than damage ends the resume: older state would hide that the storage fails.
 
     Attributes:

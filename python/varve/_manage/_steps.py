@@ -12,7 +12,7 @@ from varve.errors import InvalidArgumentError
 
 
 class RunSteps:
-    """What a manager says of its steps. Any rank, for itself."""
+    """Questions to a manager about its steps. Any rank, for itself."""
 
     _run: str
     _keep: Keep

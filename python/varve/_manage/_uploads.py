@@ -117,7 +117,7 @@ class Uploads:
             self._thread.drain()
 
     def abort(self) -> None:
-        """Ends the upload under way, and all rounds. What is not uploaded stays pending."""
+        """Ends the upload under way, and all rounds. Steps that are not uploaded stay pending."""
         self._aborted = True
         self._thread.abort()
 

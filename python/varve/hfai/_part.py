@@ -143,11 +143,11 @@ class PartBuilder:
             return type(value)(items)
         if type(value) in (list, tuple) and any(isinstance(item, _NESTED) for item in value):
             return type(value)(self._leafed(item, f"{name}.{i}") for i, item in enumerate(value))
-        self._claim(name)
+        self._take_name(name)
         _core.encode_value(value, name, False)  # Alone, so that an error has its name.
         return value
 
-    def _claim(self, name: str) -> None:
+    def _take_name(self, name: str) -> None:
         """Refuses two entries of one name: readers could not tell them apart."""
         if name in self._names:
             raise InvalidArgumentError(
@@ -158,7 +158,7 @@ class PartBuilder:
 
     def _leaf(self, tensor: torch.Tensor, name: str) -> TensorLeaf:
         _check_plain(tensor, name)
-        self._claim(name)
+        self._take_name(name)
         tensor = tensor.detach()
         self.gathered.keep.append(tensor)
         self._arrays.add_sources(self.gathered, f"{self._file}: {name}", tensor)

@@ -13,7 +13,7 @@ from typing import Any
 
 from varve.errors import UnsupportedError
 
-#: What an adapter needs of a framework.
+#: The names that an adapter needs of a framework.
 Table = Mapping[str, Sequence[str]]
 
 

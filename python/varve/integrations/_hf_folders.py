@@ -97,7 +97,7 @@ def rotate(folder: str, prefix: str, limit: int, keep: Collection[str]) -> list[
     """Removes the oldest whole checkpoints PREFIXn of Varve until `limit` are left; returns their paths.
 
     The oldest was written first, whatever its number. The newest, and those of `keep`, always stay, and
-    count. What is not whole, and what other software wrote, is neither counted nor removed.
+    count. Folders that are not whole, or that other software wrote, are neither counted nor removed.
     """
     listed = varve.list_checkpoints(folder)
     whole = {e.name for e in listed if e.state == "whole" and e.format == "varve"}

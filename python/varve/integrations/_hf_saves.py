@@ -20,7 +20,7 @@ from varve.torch._stager import close_made, retire, stager_of
 
 _log = logging.getLogger("varve")
 
-#: Whose stager it is, among those that are made without being asked for.
+#: The owner of the stager, among those that are made without being asked for.
 _OWNER = "varve.integrations"
 
 
@@ -29,7 +29,7 @@ class VarveSaving:
     """How an adapter saves and loads.
 
     Attributes:
-        on_failure: What becomes of a save that failed in the background. "raise": the next save raises it,
+        on_failure: The reaction to a save that failed in the background. "raise": the next save raises it,
             or the end of training, on all ranks. "log": rank 0 logs it, and training goes on.
         verify: Read and check every byte of a checkpoint before it is chosen as the newest good one.
             False checks its index and the sizes of its files. A load checks the bytes in any case.
@@ -162,7 +162,7 @@ class Saves:
         """Waits until all saves are durable and rotation is done.
 
         Raises:
-            Error: What the newest of the saves that failed has failed with, where `on_failure` is "raise".
+            Error: The failure of the newest save that failed, where `on_failure` is "raise".
         """
         error = None
         for path, handle in list(self._handles.items()):

@@ -20,10 +20,9 @@ import varve.torch
 from varve._engine import is_remote, path_text
 from varve.errors import CorruptCheckpointError, UnavailableError
 from varve.integrations._newest import none_is_good, warn_of, whole_in
-from varve.integrations._ranks import by_rank_0
+from varve.integrations._ranks import by_rank_0, load_own_or_first
 from varve.integrations._saves import LazyStager, Saves, failed_in_the_call, is_awaited
 from varve.integrations._staging import Staging, checked, choose
-from varve.integrations._worlds import load_own_or_first
 
 
 def rekey(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +35,7 @@ def rekey(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Sharded:
-    """What both strategies share: saves of all ranks, and removals by rank 0 that wait for them.
+    """The code that both strategies share: saves of all ranks, and removals by rank 0 that wait for them.
 
     A checkpoint holds the model's tensors under `model_key`, the optimizers' as `optimizer_0`, ... and
     all else that Lightning keeps as `meta`.
@@ -44,14 +43,16 @@ class _Sharded:
 
     model_key: str
 
-    asynchronous: bool
-    executor: str
-    allow_pickle: bool
-    staging: Staging
-
-    def _begin(
-        self, asynchronous: bool, executor: str, allow_pickle: bool, staging: Staging
+    def __init__(
+        self,
+        *args: Any,
+        asynchronous: bool = True,
+        executor: str = "thread",
+        allow_pickle: bool = False,
+        staging: Staging = None,
+        **kwargs: Any,
     ) -> None:
+        super().__init__(*args, **kwargs)
         self.staging = checked(staging)
         self.asynchronous = asynchronous
         self.executor = executor
@@ -61,10 +62,23 @@ class _Sharded:
         self._torn_down = False
         self._newest_of: dict[str, str] = {}
 
+    def _is_sharded(self) -> bool:
+        """Returns True where the strategy's options ask for sharded checkpoints."""
+        raise NotImplementedError
+
     def setup(self: Any, trainer: Any) -> None:
         """Lets saves be made in the background, also where an earlier training has ended."""
         self._torn_down = False
         super().setup(trainer)  # type: ignore[misc]
+
+    def save_checkpoint(
+        self: Any, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        """Saves on all ranks; see the class."""
+        if storage_options is not None or not self._is_sharded():
+            super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
+            return
+        self._save(checkpoint, path_text(self.broadcast(filepath)))
 
     def _save(self: Any, checkpoint: dict[str, Any], path: str) -> None:
         """Saves on all ranks. Raises, on all ranks, the failure of an earlier save."""
@@ -158,17 +172,20 @@ class _Sharded:
         if self.is_global_zero:
             self.saves.remove(path_text(filepath))
 
-    def _end(self) -> None:
-        """Waits for the saves under way. Raises the failure of one, if nobody has learned of it.
+    def teardown(self: Any) -> None:
+        """Waits for the saves under way. Raises the failure of one, if it has not been raised.
 
         Later saves are made in the call, until the strategy is set up again.
         """
         self._torn_down = True
-        self.saves.settle()
-        self._stager.close()
-        failure = self.saves.take_failure()
-        if failure is not None:
-            raise failure
+        try:
+            self.saves.settle()
+            self._stager.close()
+            failure = self.saves.take_failure()
+            if failure is not None:
+                raise failure
+        finally:
+            super().teardown()  # type: ignore[misc]
 
 
 class VarveModelParallelStrategy(_Sharded, ModelParallelStrategy):  # type: ignore[misc]
@@ -188,33 +205,8 @@ class VarveModelParallelStrategy(_Sharded, ModelParallelStrategy):  # type: igno
 
     model_key = "state_dict"
 
-    def __init__(
-        self,
-        *args: Any,
-        asynchronous: bool = True,
-        executor: str = "thread",
-        allow_pickle: bool = False,
-        staging: Staging = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self._begin(asynchronous, executor, allow_pickle, staging)
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
-    ) -> None:
-        """Saves on all ranks; see the class."""
-        if storage_options is not None or not self._save_distributed_checkpoint:
-            super().save_checkpoint(checkpoint, filepath, storage_options)
-            return
-        self._save(checkpoint, path_text(self.broadcast(filepath)))
-
-    def teardown(self) -> None:
-        """Waits for the saves under way, and raises the failure of one."""
-        try:
-            self._end()
-        finally:
-            super().teardown()
+    def _is_sharded(self) -> bool:
+        return bool(self._save_distributed_checkpoint)
 
 
 class VarveFSDPStrategy(_Sharded, FSDPStrategy):  # type: ignore[misc]
@@ -234,30 +226,5 @@ class VarveFSDPStrategy(_Sharded, FSDPStrategy):  # type: ignore[misc]
 
     model_key = "model"
 
-    def __init__(
-        self,
-        *args: Any,
-        asynchronous: bool = True,
-        executor: str = "thread",
-        allow_pickle: bool = False,
-        staging: Staging = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self._begin(asynchronous, executor, allow_pickle, staging)
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
-    ) -> None:
-        """Saves on all ranks; see the class."""
-        if storage_options is not None or self._state_dict_type != "sharded":
-            super().save_checkpoint(checkpoint, filepath, storage_options)
-            return
-        self._save(checkpoint, path_text(self.broadcast(filepath)))
-
-    def teardown(self) -> None:
-        """Waits for the saves under way, and raises the failure of one."""
-        try:
-            self._end()
-        finally:
-            super().teardown()
+    def _is_sharded(self) -> bool:
+        return bool(self._state_dict_type == "sharded")

@@ -7,7 +7,7 @@ both are only asked for, and a thread does them in that order:
    stays: it may be the newest good one.
 2. A link (`last.ckpt`) is moved when its target is durable, by one rename. If the save of the target
    failed, the link stays where it was.
-3. What a link points to is removed once the link has moved.
+3. The target of a link is removed once the link has moved.
 
 The thread runs while there is something to wait for, and no longer. So an adapter that is idle leaves no
 thread behind, and can be pickled and forked, as launchers of frameworks do with it.
@@ -46,15 +46,15 @@ class Saves:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
-        """The first failure that nobody has taken yet. Guarded by `_lock`."""
+        """The first failure that has not been taken. Guarded by `_lock`."""
         self._asked: dict[str, int] = {}
         """Actions that are not done yet, by path. Guarded by `_lock`."""
         self._actions: deque[tuple[str, Callable[[], None]]] = deque()
-        """Those that are not begun, in order. Guarded by `_lock`."""
+        """Actions that are not begun, in order. Guarded by `_lock`."""
         self._running = False
         """Whether `_thread` does actions: until there are none. Guarded by `_lock`."""
         self._thread: threading.Thread | None = None
-        # Of whoever does actions, one at a time:
+        # Of the thread that does actions, one at a time:
         self._failed: set[str] = set()
         self._last_failed = False
         self._postponed: list[str] = []
@@ -192,7 +192,7 @@ class LazyStager:
             stager.close()
 
 
-#: What a forked child begins anew with.
+#: The state that a forked child begins anew with.
 _all: weakref.WeakSet[Saves | LazyStager] = weakref.WeakSet()
 
 

@@ -42,7 +42,7 @@ def choose(staging: Staging, state: Any, optimizers: Any) -> tuple[Any, dict[str
 
     Args:
         staging: As the user has asked.
-        state: What is to be saved.
+        state: The state to save.
         optimizers: All optimizers that write to tensors of it, as `guard`. Without one a save is blocking,
             whatever was asked for.
     """

@@ -44,7 +44,7 @@ import varve.torch.dcp
 from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.integrations import _contract, _hf_folders, _hf_random
 from varve.integrations._hf_saves import Saves, VarveSaving
-from varve.integrations._worlds import load_own_or_first
+from varve.integrations._ranks import load_own_or_first
 
 try:
     from accelerate.utils import DistributedType, broadcast_object_list
@@ -59,7 +59,7 @@ __all__ = ["VarveCheckpoints", "VarveSaving", "fsdp_through_varve"]
 
 TESTED = "1.15.0"
 
-#: What this module needs of accelerate. The attributes that an Accelerator gets in its constructor are below.
+#: The names that this module needs of accelerate. The attributes that an Accelerator gets in its constructor are below.
 NEEDED: _contract.Table = {
     "accelerate:Accelerator.save_state": ("output_dir",),
     "accelerate:Accelerator.load_state": ("input_dir",),
@@ -93,7 +93,7 @@ ATTRIBUTES = (
 
 _PREFIX = "checkpoint_"
 
-#: What is counted: a checkpoint fits an accelerator that has as many of each.
+#: Objects that are counted: a checkpoint fits an accelerator that has as many of each.
 _KINDS = ("models", "optimizers", "schedulers", "dataloaders", "objects")
 
 
@@ -208,7 +208,7 @@ class VarveCheckpoints:
         """Waits until all saves are durable, and rotation is done.
 
         Raises:
-            Error: What a save has failed with, unless `on_failure` is "log".
+            Error: The failure of a save, unless `on_failure` is "log".
         """
         self._saves.finish(self.saving)
 

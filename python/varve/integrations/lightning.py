@@ -231,7 +231,7 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
         """Waits for the saves, removals and links under way. Later saves are made in the call.
 
         Raises:
-            varve.Error: A save has failed, and nobody has learned of it yet.
+            varve.Error: A save has failed, and its error has not been raised yet.
         """
         self._torn_down = True
         self.saves.settle()

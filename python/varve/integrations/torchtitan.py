@@ -42,10 +42,9 @@ from varve.errors import (
     PreconditionError,
 )
 from varve.integrations._contract import missing_package
-from varve.integrations._ranks import by_rank_0, rank_of_job
+from varve.integrations._ranks import by_rank_0, load_own_or_first, rank_of_job
 from varve.integrations._staging import Staging, checked, choose
 from varve.integrations._steps import Purge, whole_steps
-from varve.integrations._worlds import load_own_or_first
 
 try:
     from torchtitan.components.checkpointer import (
@@ -245,7 +244,7 @@ class VarveCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
             self.save_future.wait_staged()
 
     def _close(self) -> None:
-        """Waits for the save under way and raises its error, if nobody has seen it."""
+        """Waits for the save under way and raises its error, if it has not been raised."""
         try:
             self.maybe_wait_for_saving()
         finally:

@@ -38,8 +38,8 @@ import varve.torch
 from varve.errors import UnsupportedError
 from varve.integrations import _contract, _hf_folders, _hf_model, _hf_random
 from varve.integrations._hf_saves import Saves, VarveSaving
+from varve.integrations._ranks import load_own_or_first
 from varve.integrations._removal import remove_unless_held
-from varve.integrations._worlds import load_own_or_first
 
 try:
     from accelerate.utils import broadcast_object_list
@@ -57,7 +57,7 @@ _log = logging.getLogger("varve")
 
 TESTED = "5.23.0"
 
-#: What this module needs of transformers and accelerate.
+#: The names that this module needs of transformers and accelerate.
 NEEDED: _contract.Table = {
     "transformers.trainer:Trainer.train": ("resume_from_checkpoint",),
     "transformers.trainer:Trainer._save_checkpoint": ("model", "trial"),

@@ -191,13 +191,13 @@ def write_rank(
     }
     paths = []
     for part in _PARTS:
-        own = {name: pieces[part][name][1] for name in written.part(part)}
+        tensors = {name: pieces[part][name][1] for name in written.part(part)}
         if part == "optim" and rank == 0:
-            own["state_keys"] = _state_keys(descriptions)[1]
+            tensors["state_keys"] = _state_keys(descriptions)[1]
         folder = directory / part
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / _file_name(rank)
-        _write_safetensors(path, own)
+        _write_safetensors(path, tensors)
         _sync_folder(folder)
         paths.append(path)
     _sync_folder(directory)
@@ -237,14 +237,14 @@ def _distinct(descriptions: Sequence[Description]) -> list[Description]:
     seen: set[tuple[str, str, Described]] = set()
     kept = []
     for description in descriptions:
-        own = Description({}, {}, description.state_keys)
+        first_seen = Description({}, {}, description.state_keys)
         for part in _PARTS:
             for name, piece in description.part(part).items():
                 place = (part, name, piece)
                 if place not in seen:
-                    own.part(part)[name] = piece
+                    first_seen.part(part)[name] = piece
                     seen.add(place)
-        kept.append(own)
+        kept.append(first_seen)
     return kept
 
 

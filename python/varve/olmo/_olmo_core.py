@@ -24,7 +24,7 @@ class OlmoCoreCheckpointer(Checkpointer):
         directory.require_shared("olmo_core")
         what = f"save {directory.path}"
         held = HeldModel(training.model)
-        own: list[tuple[Any, Any, Any]] = []
+        described: list[tuple[Any, Any, Any]] = []
 
         def describe() -> dict[str, Any]:
             if held.extra:
@@ -33,13 +33,13 @@ class OlmoCoreCheckpointer(Checkpointer):
                     "tensors; use torch_new"
                 )
             optim = _optim.named_state(held, training.optim)
-            own.append((held.tensors, optim["state"], optim["param_groups"]))
-            return describe_rank(steps.rank, *own[0]).to_json()
+            described.append((held.tensors, optim["state"], optim["param_groups"]))
+            return describe_rank(steps.rank, *described[0]).to_json()
 
         ranks = [Description.from_json(value) for value in steps.each(what, describe)]
 
         def write() -> None:
-            for path in write_rank(directory.path, steps.rank, len(ranks), *own[0], ranks):
+            for path in write_rank(directory.path, steps.rank, len(ranks), *described[0], ranks):
                 directory.add(path)
 
         def finish() -> None:

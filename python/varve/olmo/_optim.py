@@ -34,10 +34,10 @@ def groups_by_name(held: HeldModel, optimizer: Optimizer) -> list[dict[str, Any]
     return [
         {
             **{key: value for key, value in group.items() if key != "params"},
-            "param_names": own,
-            "params": own,
+            "param_names": mine,
+            "params": mine,
         }
-        for group, own in zip(optimizer.param_groups, names, strict=True)
+        for group, mine in zip(optimizer.param_groups, names, strict=True)
     ]
 
 
@@ -205,8 +205,8 @@ def restored_groups(optimizer: Optimizer, stored: list[dict[str, Any]]) -> list[
             f"the checkpoint has {len(stored)} groups, the optimizer {len(live)}"
         )
     groups = []
-    for own, saved in zip(live, stored, strict=True):
-        foreign = [key for key in _OF_ITS_KIND if key in saved and key not in own]
+    for wanted, saved in zip(live, stored, strict=True):
+        foreign = [key for key in _OF_ITS_KIND if key in saved and key not in wanted]
         if foreign:
             warn(
                 f"groups of the checkpoint have {', '.join(foreign)}, which {type(optimizer).__name__} has "
@@ -214,13 +214,13 @@ def restored_groups(optimizer: Optimizer, stored: list[dict[str, Any]]) -> list[
                 UserWarning,
             )
         group = {key: value for key, value in saved.items() if key not in ("params", "param_names")}
-        group.update({key: own[key] for key in CONFIGURED if key in own})
-        lacking = [key for key in own if key not in group and key != "params"]
+        group.update({key: wanted[key] for key in CONFIGURED if key in wanted})
+        lacking = [key for key in wanted if key not in group and key != "params"]
         if lacking:
             warn(
                 f"groups of the checkpoint have no {', '.join(lacking)}: the optimizer's are kept",
                 UserWarning,
             )
-            group.update({key: own[key] for key in lacking})
+            group.update({key: wanted[key] for key in lacking})
         groups.append(group)
     return groups

@@ -123,7 +123,7 @@ def _bytes_of(memory: torch.Tensor | torch.UntypedStorage) -> int:
     return memory.nbytes if isinstance(memory, torch.Tensor) else memory.nbytes()
 
 
-# The pickler in Python: that in C does not ask anybody how it names a class.
+# The pickler in Python: that in C cannot be told how to name a class.
 _Base: Any = pickle._Pickler
 
 

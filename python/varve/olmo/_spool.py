@@ -98,7 +98,7 @@ def _locked(path: Path) -> int:
 
 
 def _remove_if_dead(lock: Path) -> None:
-    """Removes a directory whose lock nobody holds. Leaves what it cannot remove to the next save."""
+    """Removes a directory whose lock is free. Leaves what it cannot remove to the next save."""
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""Which store serves which scheme in this process."""
+"""The stores of this process, by scheme."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from varve._core import storage as _core_storage
 from varve.errors import CheckpointExistsError, InvalidArgumentError
 from varve.storage._store import ObjectStore, has_uploads
 
-#: Schemes that obstore serves, when one is first used and nobody has registered a store for it.
+#: Schemes that obstore serves, when one is first used and no store is registered for it.
 _OBSTORE = re.compile("(gs|az|abfss?)://")
 
 
@@ -72,7 +72,7 @@ def unregister_storage(scheme: str) -> None:
 
 
 def register_obstore_for(path: str) -> None:
-    """Registers obstore's store for the scheme of `path`, where it is one of obstore's and nobody has.
+    """Registers obstore's store for the scheme of `path`, where it is one of obstore's and has no store yet.
 
     Raises:
         InvalidArgumentError: obstore is not installed.

@@ -70,7 +70,7 @@ class ObjectStore:
     def list(self, prefix: str, unfinished: bool) -> Iterable[ObjectInfo]:
         """Returns the objects right below `prefix`, which is "" or ends with "/", and the folders there.
 
-        Those that lie deeper are listed as one folder for each next component: `one_level` does that
+        Objects that lie deeper are listed as one folder for each next component: `one_level` does that
         with a list of all names. In any order; nothing where there is no such object.
 
         With `unfinished` returns instead all unfinished uploads below `prefix`, at any depth, or

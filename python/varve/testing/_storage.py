@@ -1,4 +1,4 @@
-"""What a store promises, a claim a test."""
+"""What a store promises, a test each."""
 
 from __future__ import annotations
 
@@ -281,8 +281,8 @@ class StorageConformance:
 
     def test_of_many_that_put_if_absent_one_succeeds(self, store: ObjectStore, at: str) -> None:
         self.needs_if_absent(store, at)
-        for turn in range(10):
-            name = f"{at}/{turn}"
+        for number in range(10):
+            name = f"{at}/{number}"
 
             def one(number: int, name: str = name) -> bool:
                 try:

@@ -36,7 +36,7 @@ def plan(
 ) -> tuple[str, Callable[[], Any]]:
     """Returns how what is stored differs from a tensor to fill, "" where it fits, and what fills it.
 
-    What cannot be filled in place is returned by the function, to take the tensor's place.
+    A tensor that cannot be filled in place is returned by the function, to take the old one's place.
 
     Args:
         reader: A checkpoint.
@@ -156,7 +156,7 @@ def check_archive(content: bytes, where: str) -> None:
         CorruptCheckpointError: They differ; the message begins with `where`.
     """
     if not content.startswith(_ZIP):
-        return  # Whoever unpickles the bytes gives them their meaning.
+        return  # The program that unpickles the bytes gives them their meaning.
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             for record in archive.infolist():
@@ -242,7 +242,9 @@ def _found(name: str) -> type | None:
 def _may_be_made(kind: type) -> bool:
     """Returns True for classes whose making runs no code that a file could turn against the program."""
     if issubclass(kind, enum.Enum):
-        return bool(kind.__members__) and not any("_missing_" in vars(each) for each in _own(kind))
+        return bool(kind.__members__) and not any(
+            "_missing_" in vars(each) for each in _classes_of_enum(kind)
+        )
     package = kind.__module__.split(".")[0]
     if issubclass(kind, torch.Tensor) and hasattr(kind, "__tensor_flatten__"):
         return package in ("torch", "torchao") or _classes.is_registered(kind)
@@ -251,7 +253,7 @@ def _may_be_made(kind: type) -> bool:
     )
 
 
-def _own(kind: type) -> list[type]:
+def _classes_of_enum(kind: type) -> list[type]:
     """Returns an enum and its bases, but for Python's own."""
     return [each for each in kind.__mro__ if each.__module__ not in ("enum", "builtins")]
 

@@ -16,7 +16,7 @@ from varve.torch import _shards, _tensors
 def cast(fqn: str, tensor: Any, number: int, arrays: _tensors.TorchArrays) -> Any:
     """Returns a floating-point tensor or array in the dtype with this number; another as it is.
 
-    What is no tensor of torch becomes one.
+    Other arrays become tensors of torch.
 
     Raises:
         InvalidArgumentError: torch cannot cast it, or it has no values.

@@ -1,6 +1,6 @@
 """The tensors that an optimizer makes for a parameter in its first step, where a checkpoint has others.
 
-Whoever wrote the `step` of a class decides what its state is made of. torch's optimizers make what `zeros_like`
+The author of a class's `step` decides what its state is made of. torch's optimizers make what `zeros_like`
 makes of the parameter. torchao's low-bit ones have a method that makes a tensor of their class for a part
 of the parameter: that also gives a sharded state its layout. Of other optimizers nothing is known.
 
@@ -25,7 +25,7 @@ _PLAIN = "a plain tensor"
 
 
 class FirstStates:
-    """What an optimizer makes of parameters, compared with what is stored for them.
+    """The states that an optimizer makes of parameters, compared with the stored ones.
 
     Args:
         title: Begins the messages of errors.

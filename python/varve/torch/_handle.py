@@ -24,7 +24,7 @@ class Differing:
 
 
 class Handle(Future[Report]):
-    """What the handles of all saves in the background have: a future of a report, and one of the copy.
+    """The base of the handles of all saves in the background: a future of a report, and one of the copy.
 
     A handle that is dropped when its save has failed, before `result` or `exception` was called, logs
     that error.

@@ -1,4 +1,4 @@
-"""What becomes of the data loaders' states when a run goes on with another number of ranks."""
+"""Merges of the data loaders' states, when a run goes on with another number of ranks."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def _main_of(state: Any) -> dict[str, Any]:
                 "snapshot_every_n_steps=1 can be divided among another number of ranks"
             )
     sampler = main.get("_sampler_iter_state") if isinstance(main, dict) else None
-    own = isinstance(main, dict) and any(
+    keeps_state = isinstance(main, dict) and any(
         one.get("dataset_state") or one.get("fetcher_state") for one in keepers
     )
-    if own or not isinstance(sampler, dict) or set(sampler) != {"samples_yielded"}:
+    if keeps_state or not isinstance(sampler, dict) or set(sampler) != {"samples_yielded"}:
         raise UnsupportedError(
             f"{_arguments.shown(state)} cannot be divided among another number of ranks: want the state of a "
             "StatefulDataLoader over a dataset with a length, which keeps no state of its own, nor its sampler. Give "

@@ -1,6 +1,6 @@
 """torch's optimizers as destinations.
 
-A state dict names parameters by ids that mean nothing outside of it. What is stored is matched by the
+A state dict names parameters by ids that mean nothing outside of it. Stored states are matched by the
 groups of parameters: by position, as torch does, or by the parameters' names where both sides have them.
 What `Optimizer.load_state_dict` would lose in silence is refused before anything changes. After it the state
 has the dtypes that were stored, which it converts to the parameters'.
@@ -118,9 +118,9 @@ def _has_usual_form(optimizer: torch.optim.Optimizer, state: Any) -> bool:
 
 def _adapts(optimizer: torch.optim.Optimizer) -> bool:
     """Returns True for an optimizer whose program changes state dicts before they are loaded."""
-    own = type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
+    overridden = type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
     hooks: Any = optimizer._optimizer_load_state_dict_pre_hooks
-    return own or bool(hooks) or "load_state_dict" in vars(optimizer)
+    return overridden or bool(hooks) or "load_state_dict" in vars(optimizer)
 
 
 # ---- which stored state is whose ----
@@ -149,7 +149,7 @@ def _pairs(
         if wanted & there and (wanted <= there or there <= wanted):
             known = dict(zip(chain(*stored_names), chain(*ids), strict=True))
             flat = zip(chain(*names), chain(*mine), strict=True)
-            return [(own, known[name]) for name, own in flat if name in known], True
+            return [(parameter, known[name]) for name, parameter in flat if name in known], True
     if [len(group) for group in mine] != [len(group) for group in ids]:
         return None, False
     return list(zip(chain(*mine), chain(*ids), strict=True)), False
@@ -355,8 +355,8 @@ def stored_dtypes(value: Any, castable: Container[torch.dtype]) -> Iterator[None
 
 def _optimizers_in(value: Any) -> list[torch.optim.Optimizer]:
     """Returns the optimizer that an object is, or those that it holds in its attributes."""
-    if (own := optimizer_of(value)) is not None:
-        return [own]
+    if (optimizer := optimizer_of(value)) is not None:
+        return [optimizer]
     held: list[Any] = []
     if not isinstance(value, torch.nn.Module) and hasattr(value, "__dict__"):
         for item in vars(value).values():

@@ -38,7 +38,7 @@ from varve.torch._wrapping import Wrapping
 
 _DTYPES: dict[int, torch.dtype] = {number: dtype for dtype, number in NUMBERS.items()}
 
-#: What loads with `cast` convert.
+#: The dtypes that loads with `cast` convert.
 _CASTABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 _exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # Since torch 2.10.

@@ -24,7 +24,7 @@ from varve.errors import CorruptCheckpointError, Error, InvalidArgumentError
 from varve.torch import _following, _layout
 from varve.torch._shards import NUMBERS, DTensor, Part, Share, boxes_of, stretches_of
 
-#: What the inner tensors of sparse layouts are called, by the layout.
+#: The names of the inner tensors of sparse layouts, by the layout.
 COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices"),
     torch.sparse_csc: ("ccol_indices", "row_indices"),
@@ -41,7 +41,7 @@ class Apart:
 
     Attributes:
         name: The class, as `_classes.name_of` has it, or "torch:kind".
-        attributes: What the class makes one of again, besides the inner tensors; a plain value.
+        attributes: The rest that the class makes one of, besides the inner tensors; a plain value.
         inner: The inner tensors by name; a `Part` where this rank holds a part of it.
         in_place: Whether filling the inner tensors fills the tensor.
     """
@@ -255,10 +255,10 @@ def like(tensor: Any, apart: Apart, device: Any) -> Any:
     """Returns a tensor with memory in place of one on the meta device, of the same parts."""
     if DTensor is not None and isinstance(tensor, DTensor):
         local = tensor._local_tensor
-        own = take_apart("", local)
-        assert own is not None
+        local_apart = take_apart("", local)
+        assert local_apart is not None
         return DTensor.from_local(
-            like(local, own, tensor.device_mesh.device_type),
+            like(local, local_apart, tensor.device_mesh.device_type),
             tensor.device_mesh,
             tensor.placements,
             run_check=False,

@@ -1,4 +1,4 @@
-"""What a save or a load does with tensors that are made of others; see `_wrapped` and `_by_torch`."""
+"""Saves and loads of tensors that are made of others; see `_wrapped` and `_by_torch`."""
 
 from __future__ import annotations
 

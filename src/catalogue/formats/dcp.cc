@@ -105,8 +105,8 @@ Result<Value> ReadDcpValue(const ListedFolder& folder, const Metadata& metadata,
 }
 
 /// Returns true when the first of the values that has items lists ints, as an optimizer's `params`
-/// does where its state has ints for keys. What cannot be read counts as nothing here: who loads it
-/// is told.
+/// does where its state has ints for keys. A file that cannot be read counts as nothing here: who
+/// loads it is told.
 bool ListInts(const ListedFolder& folder, const Metadata& metadata,
               const std::vector<std::string>& names) {
   for (const std::string& name : names) {

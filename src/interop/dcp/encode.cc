@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t kPortion = 1000;
 constexpr std::size_t kMaxValueDepth = 256;  // As EncodeValue.
 
-constexpr std::array<std::string_view, 5> kOwnAttributes = {
+constexpr std::array<std::string_view, 5> kDcpAttributes = {
     "state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"};
 
 /// Strings that come again and again, written once. Views of them are kept.
@@ -398,8 +398,8 @@ class Encoder {
 Status CheckOptions(const DcpEncodeOptions& options) {
   const auto& attributes = options.attributes;
   for (std::size_t i = 0; i < attributes.size(); ++i) {
-    if (std::find(kOwnAttributes.begin(), kOwnAttributes.end(), attributes[i].first) !=
-            kOwnAttributes.end() ||
+    if (std::find(kDcpAttributes.begin(), kDcpAttributes.end(), attributes[i].first) !=
+            kDcpAttributes.end() ||
         (i > 0 && attributes[i - 1].first >= attributes[i].first)) {
       return InvalidArgument("attribute \"" + attributes[i].first +
                              "\" is DCP's own, or out of order");

@@ -60,7 +60,7 @@ class Reader {
     VARVE_RETURN_IF_ERROR(ReadStorage(tree_.Get(state, "storage_data")));
     VARVE_RETURN_IF_ERROR(ReadMegatron(tree_.Get(state, "mcore_data")));
     ReadAttributes(state);
-    VARVE_RETURN_IF_ERROR(TakeOwnStructure());
+    VARVE_RETURN_IF_ERROR(TakeVarveStructure());
     if (!index_.structure) {
       VARVE_ASSIGN_OR_RETURN(index_.structure,
                              DcpStructure(tree_, tree_.Get(state, "planner_data"), leaves_));
@@ -226,10 +226,10 @@ class Reader {
 
   /// Takes Varve's own structure. What it says of tensors that are made of others counts where the
   /// structure has their inner tensors.
-  Status TakeOwnStructure() {
-    const std::optional<std::string> own = TakeAttribute(kDcpStructure);
+  Status TakeVarveStructure() {
+    const std::optional<std::string> structure = TakeAttribute(kDcpStructure);
     const std::optional<std::string> encoded = TakeAttribute(kDcpWrapped);
-    if (!own) {
+    if (!structure) {
       return Status::Ok();
     }
     std::vector<DcpWrapped> wrapped;
@@ -240,9 +240,9 @@ class Reader {
       }
       wrapped = *std::move(decoded);
     }
-    index_.structure = DcpOwnStructure(*own, LeavesWith(wrapped));
-    index_.has_own_structure = index_.structure.has_value();
-    if (index_.has_own_structure) {
+    index_.structure = VarveStructure(*structure, LeavesWith(wrapped));
+    index_.has_varve_structure = index_.structure.has_value();
+    if (index_.has_varve_structure) {
       TakeWrapped(std::move(wrapped));
     }
     return Status::Ok();

@@ -39,7 +39,7 @@ struct DcpIndex {
   /// Values that are tensors made of others, where Varve says so in an attribute: their names and
   /// inner tensors. They are no objects.
   std::vector<std::pair<std::uint32_t, std::vector<DcpInner>>> wrapped;
-  bool has_own_structure = false;  ///< `structure` is Varve's own, which has the types of keys.
+  bool has_varve_structure = false;  ///< `structure` is Varve's own, which has the types of keys.
   DcpAttributeList attributes;
 };
 

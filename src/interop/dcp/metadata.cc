@@ -80,7 +80,7 @@ class Assembler {
       out_.in_blocks.emplace_back(records_.names.at(name), records_.Unpack(shape));
     }
     out_.structure = std::move(index_.structure);
-    out_.keys_are_text = !index_.has_own_structure;
+    out_.keys_are_text = !index_.has_varve_structure;
     return std::move(out_);
   }
 

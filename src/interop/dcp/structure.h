@@ -39,7 +39,7 @@ inline constexpr std::string_view kDcpStructure = "varve_structure";
 
 /// Decodes the attribute. Nothing, when its leaves are not `leaves`, each once, or when it is no
 /// structure: other software may have changed the index and kept the attribute.
-std::optional<Value> DcpOwnStructure(std::string_view encoded, const std::vector<DcpLeaf>& leaves);
+std::optional<Value> VarveStructure(std::string_view encoded, const std::vector<DcpLeaf>& leaves);
 
 /// An optimizer's state dict whose `state` has numbers for keys, as text.
 struct DcpOptimizer {

@@ -107,7 +107,7 @@ Value Dict(std::vector<Value> items) {
 }
 Value Leaf() { return Value{.kind = ValueKind::kObjectLeaf}; }
 
-TEST(DcpOwnStructure, CountsWhereItsLeavesAreTheEntries) {
+TEST(VarveStructure, CountsWhereItsLeavesAreTheEntries) {
   dcp::Index index;
   index.AddValue("s.0.a").AddValue("s.True");
   index.planner_data = dcp::Paths({{"s.0.a", {p::Str("s"), p::Str("0"), p::Str("a")}},

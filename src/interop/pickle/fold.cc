@@ -40,10 +40,10 @@ bool PickleMachine::Offer() {
   if (!folder_->Fold(tree_, stack_.back().node, &tag, &value)) {
     return true;
   }
-  return Reclaim(tag, value);
+  return DropParts(tag, value);
 }
 
-bool PickleMachine::Reclaim(std::uint32_t tag, std::int64_t value) {
+bool PickleMachine::DropParts(std::uint32_t tag, std::int64_t value) {
   Slot& top = stack_.back();
   const Watermark begin = top.begin;
   // That older entries hold nothing of what is dropped follows from their watermarks, which grow

@@ -121,7 +121,7 @@ class PickleMachine {
 
   // Folding: fold.cc.
   bool Offer();
-  bool Reclaim(std::uint32_t tag, std::int64_t value);
+  bool DropParts(std::uint32_t tag, std::int64_t value);
 
   std::string_view input_;
   std::uint64_t position_ = 0;
@@ -134,8 +134,8 @@ class PickleMachine {
   std::vector<std::size_t> marks_;  // Heights of the stack.
   PickleMemo memo_;
   std::unordered_map<PickleTree::Global, std::uint32_t, GlobalHash> global_places_;
-  std::vector<PickleRef> kept_;  // Scratch of Reclaim.
-  std::uint64_t scanned_ = 0;    // Memo entries that Reclaim has looked at.
+  std::vector<PickleRef> kept_;  // Scratch of DropParts.
+  std::uint64_t scanned_ = 0;    // Memo entries that DropParts has looked at.
   bool done_ = false;
   Status status_;
 };

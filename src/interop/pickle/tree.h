@@ -1,6 +1,7 @@
 /// An inert pickle machine: it turns a pickle into a tree and never calls, imports or builds
-/// anything. What a pickle would run when Python opens it (GLOBAL, REDUCE, BUILD, ...) becomes
-/// nodes that say so; the decoders above know the few they understand and take the rest as opaque.
+/// anything. Calls that Python would make when it opens the pickle (GLOBAL, REDUCE, BUILD, ...)
+/// become nodes that say so; the decoders above know the few they understand and take the rest as
+/// opaque.
 ///
 /// Protocols 0 to 5, without out-of-band buffers and without the extension registry: both refer to
 /// something outside the pickle. Opcodes and their meaning: Python's `pickletools` documentation.

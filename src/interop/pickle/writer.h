@@ -15,8 +15,9 @@
 namespace varve {
 
 /// Each member pushes an object onto the unpickler's stack, or replaces what lies on top of it, as
-/// its comment says. What cannot be written makes Finish fail; nothing need be checked before.
-/// Keeping the stack right is the caller's part: a MARK for each Tuple(), Appends() and SetItems().
+/// its comment says. A value that cannot be written makes Finish fail; nothing need be checked
+/// before. Keeping the stack right is the caller's part: a MARK for each Tuple(), Appends() and
+/// SetItems().
 class PickleWriter {
  public:
   /// A place in the unpickler's memo.

@@ -2,7 +2,7 @@
 // byte range of an accepted header lies in the file and belongs to one tensor.
 //
 // The format: https://github.com/huggingface/safetensors, section "Format". More is accepted than
-// by its own library: bytes that no tensor claims are ignored. PyTorch's addition for sharded
+// by its own library: bytes of no tensor are ignored. PyTorch's addition for sharded
 // files, DCP_SHARDING_INFO, is described in docs/format.md, section 3.
 
 #include "interop/safetensors/decode.h"

@@ -36,7 +36,7 @@ std::string Remedy() {
 }
 
 /// Returns where the digits of the text's own checksum begin; nothing where it has none.
-std::optional<std::size_t> FindOwnDigits(std::string_view json) {
+std::optional<std::size_t> FindTextDigits(std::string_view json) {
   const std::size_t tail = kHexDigits + kEnd.size();
   if (json.size() < tail + kChecksumField.size() || !json.ends_with(kEnd) ||
       !json.substr(0, json.size() - tail).ends_with(kChecksumField)) {
@@ -45,19 +45,19 @@ std::optional<std::size_t> FindOwnDigits(std::string_view json) {
   return json.size() - tail;
 }
 
-std::uint32_t OwnChecksum(std::string_view json, std::size_t digits) {
+std::uint32_t TextChecksum(std::string_view json, std::size_t digits) {
   std::uint32_t crc = Crc32c(AsByteSpan(json.substr(0, digits)));
   crc = Crc32cExtend(crc, AsByteSpan(kZeroChecksum));
   return Crc32cExtend(crc, AsByteSpan(json.substr(digits + kHexDigits)));
 }
 
-Status CheckOwnChecksum(std::string_view json) {
-  const auto digits = FindOwnDigits(json);
+Status CheckTextChecksum(std::string_view json) {
+  const auto digits = FindTextDigits(json);
   std::uint32_t wanted = 0;
   if (!digits || !ParseHexU32(json.substr(*digits, kHexDigits), &wanted)) {
     return MalformedChecksums("it does not end with its own checksum");
   }
-  if (const std::uint32_t got = OwnChecksum(json, *digits); got != wanted) {
+  if (const std::uint32_t got = TextChecksum(json, *digits); got != wanted) {
     return DataLoss(std::string(kHfChecksumsName) + ": checksum mismatch (want " + HexU32(wanted) +
                     ", got " + HexU32(got) + ")");
   }
@@ -186,7 +186,7 @@ std::string EncodeHfChecksums(const HfChecksums& checksums) {
   const std::size_t digits = json.size();
   json += kZeroChecksum;
   json += kEnd;
-  json.replace(digits, kHexDigits, HexU32(OwnChecksum(json, digits)));
+  json.replace(digits, kHexDigits, HexU32(TextChecksum(json, digits)));
   return json;
 }
 
@@ -202,7 +202,7 @@ Result<HfChecksums> DecodeHfChecksums(std::string_view json) {
   JsonMembers members;
   VARVE_RETURN_IF_ERROR(ReadJsonMembers(root, kHfChecksumsName, &members));
   VARVE_RETURN_IF_ERROR(CheckVersion(members));
-  VARVE_RETURN_IF_ERROR(CheckOwnChecksum(json));
+  VARVE_RETURN_IF_ERROR(CheckTextChecksum(json));
   HfChecksums checksums;
   VARVE_ASSIGN_OR_RETURN(checksums.block_bytes, NumberOf(members, "block_bytes"));
   if (checksums.block_bytes == 0 || checksums.block_bytes > kMaxBlockBytes ||

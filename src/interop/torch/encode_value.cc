@@ -1,5 +1,5 @@
 // Plain values as torch.save would pickle them at protocol 2, its default: by the calls that each
-// type's own __reduce__ gives, so that every unpickler knows them. Two things differ. Nothing is
+// type's own __reduce__ gives, so that every unpickler knows them. Two points differ. Nothing is
 // shared, as nothing is in a Value; and empty bytes are the same call as others, which torch's
 // restricted unpickler knows while it refuses Python's `bytes()`.
 

@@ -194,8 +194,8 @@ Result<std::optional<ArchiveTensor>> TorchArchive::TensorAt(PickleRef node) cons
     tensor.neg = HasFlag(tree, arguments[flags], "neg");
   }
   const std::uint64_t item_bytes = reference->type.item_bytes;
-  const auto claimed = CheckedMul(reference->count, item_bytes);
-  if (!claimed || *claimed > storages_[*storage].bytes) {
+  const auto taken = CheckedMul(reference->count, item_bytes);
+  if (!taken || *taken > storages_[*storage].bytes) {
     return DataLoss("storage \"" + std::string(reference->key) + "\" has " +
                     std::to_string(storages_[*storage].bytes) + " bytes, fewer than its " +
                     std::to_string(reference->count) + " elements take");

@@ -70,7 +70,7 @@ struct CloseDirectory {
   void operator()(DIR* directory) const { ::closedir(directory); }
 };
 
-/// Appends the blocks in a folder. Removes temporary files that nobody writes any more.
+/// Appends the blocks in a folder. Removes temporary files that no process writes any more.
 void AppendKept(const std::string& folder, std::vector<Kept>* kept) {
   const std::unique_ptr<DIR, CloseDirectory> directory(::opendir(folder.c_str()));
   if (directory == nullptr) {
@@ -227,12 +227,12 @@ void BlockStore::Shrink() {
 }
 
 bool BlockStore::ShrinkOnce() {
-  FileDescriptor turn(::open(JoinPath(JoinPath(root_, "locks"), "shrink").c_str(),
-                             O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!turn.valid() || ::flock(turn.get(), LOCK_EX | LOCK_NB) != 0) {
+  FileDescriptor lock_file(::open(JoinPath(JoinPath(root_, "locks"), "shrink").c_str(),
+                                  O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!lock_file.valid() || ::flock(lock_file.get(), LOCK_EX | LOCK_NB) != 0) {
     return false;  // Another thread or process does it.
   }
-  const CacheLock lock(std::move(turn));
+  const CacheLock lock(std::move(lock_file));
   std::vector<Kept> kept;
   for (unsigned int folder = 0; folder < 256; ++folder) {
     AppendKept(JoinPath(root_, FolderName(folder)), &kept);
@@ -253,7 +253,7 @@ bool BlockStore::ShrinkOnce() {
       break;
     }
     if (BaseName(file.path).starts_with(kNewPrefix)) {
-      continue;  // Somebody writes it.
+      continue;  // A process writes it.
     }
     ::unlink(file.path.c_str());
     bytes -= file.bytes;

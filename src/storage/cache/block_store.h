@@ -18,7 +18,8 @@
 ///  5. Several processes want one block. The first takes the flock of the block's group, looks
 ///     again, fetches and writes; the others wait for the lock and find the blocks. A lock ends
 ///     with its process. A process that has waited for `time_limit` fetches too: two writers of one
-///     block rename two whole files of the same content. The lock files stay; there are 1024 of them at most.
+///     block rename two whole files of the same content. The lock files stay; there are 1024 of
+///     them at most.
 ///  6. The directory grows. A process that has written 1/64 of the limit since it last looked adds
 ///     up all blocks; above 15/16 of the limit it removes those that were not used for longest,
 ///     down to 7/8. A flock lets one process at a time do that. A reader that has a removed block
@@ -91,7 +92,7 @@ class BlockStore {
   /// Keeps a block. A failure switches the store off and is reported once.
   void Write(const BlockName& name, std::span<const std::byte> block);
 
-  /// The right to fetch the blocks of a group. Empty where somebody else had it for too long, or
+  /// The right to fetch the blocks of a group. Empty where another process had it for too long, or
   /// where the directory has no locks. Errors: Cancelled by the calling thread's CurrentStop.
   Result<CacheLock> LockGroup(const BlockName& name);
 

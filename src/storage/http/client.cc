@@ -145,7 +145,7 @@ HttpRequest WebClient::RequestOf(const Call& call, const std::string& url) const
   return request;
 }
 
-/// Sends a request, and again where the server says the file is elsewhere. What has left the
+/// Sends a request, and again where the server says the file is elsewhere. A request that left the
 /// origin of the name gets no login any more, not even back there.
 Result<HttpResponse> WebClient::Follow(const Call& call) {
   std::string url = RequestUrl(call.name);

@@ -216,7 +216,7 @@ void SetOptions(CURL* curl, const HttpRequest& request, const HttpOptions& optio
   ::curl_easy_setopt(curl, CURLOPT_URL, request.url.c_str());
   ::curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L);  // Keys may hold "..": they are signed so.
   ::curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
-  ::curl_easy_setopt(curl, CURLOPT_FOLLOWLOCATION, 0L);  // Credentials go to nobody else.
+  ::curl_easy_setopt(curl, CURLOPT_FOLLOWLOCATION, 0L);  // Credentials go to no other server.
   ::curl_easy_setopt(curl, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
   ::curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
   ::curl_easy_setopt(curl, CURLOPT_TCP_KEEPALIVE, 1L);
@@ -234,7 +234,7 @@ void SetOptions(CURL* curl, const HttpRequest& request, const HttpOptions& optio
   }
 }
 
-/// Returns "https://host/path" without the query, which may hold what is nobody's business.
+/// Returns "https://host/path" without the query, which may hold secrets.
 std::string_view WithoutQuery(std::string_view url) { return url.substr(0, url.find('?')); }
 
 }  // namespace

@@ -149,7 +149,7 @@ Status ObjectStorage::Remove(const std::string& name) {
   return Status::Ok();
 }
 
-/// Servers exist that say yes and remove nothing. What has come meanwhile is not ours.
+/// Servers exist that say yes and remove nothing. An object that has come meanwhile is not ours.
 Status ObjectStorage::CheckAreGone(const std::string& prefix, std::vector<std::string> removed) {
   if (removed.empty()) {
     return Status::Ok();

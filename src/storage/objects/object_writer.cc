@@ -63,7 +63,7 @@ class ObjectWriter final : public WritableFile {
   };
   using Buffer = std::unique_ptr<std::byte[], Free>;
   struct Part {
-    Buffer bytes;  ///< Null once it has been uploaded. What was not written to is undefined.
+    Buffer bytes;  ///< Null once it has been uploaded. Bytes not written are undefined.
     std::vector<std::pair<std::uint64_t, std::uint64_t>> written;  ///< Begin and end of each write.
     std::uint64_t written_bytes = 0;
     bool full = false;  ///< Sent, or being sent: takes no more bytes.

@@ -15,11 +15,11 @@
 /// | kEnded     | there is nothing to end, or it was tried      | (the end)
 ///
 /// Each request may be applied though its answer was lost, and may be applied again later:
-///   1. A beginning that is sent again leaves an upload that nobody knows. Only a sweep finds it.
+///   1. A beginning that is sent again leaves an upload of unknown id. Only a sweep finds it.
 ///   2. A part that is sent again has the same bytes and number: it replaces itself.
 ///   3. A completion that is sent again meets no upload ("NoSuchUpload") where the first was
-///      carried out. But it also meets none where somebody else has ended the upload. So the answer
-///      says nothing: the object under the name is looked at. It carries the mark that the
+///      carried out. But it also meets none where another program has ended the upload. So the
+///      answer says nothing: the object under the name is looked at. It carries the mark that the
 ///      beginning gave it. Its size would not do: an older object may have that size too.
 ///   4. An upload is ended once no part is on its way any more: a part that comes later than the
 ///      end would stay at some servers.
@@ -75,7 +75,7 @@ struct SyncedParts {
 struct Carried {};
 /// It was refused, and was not carried out.
 struct Refused {};
-/// Nobody knows whether it was carried out: no answer, or one that means nothing.
+/// It is not known whether it was carried out: no answer, or one that means nothing.
 struct Unclear {};
 /// The object under the name carries the mark of this upload, or another one, or is not there.
 struct Looked {

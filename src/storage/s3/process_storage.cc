@@ -18,9 +18,9 @@ namespace {
 
 class Storages {
  public:
-  Result<Storage*> Own(std::string_view scheme) {
+  Result<Storage*> Of(std::string_view scheme) {
     const std::scoped_lock lock(mutex_);
-    std::shared_ptr<Storage>& storage = own_[scheme];
+    std::shared_ptr<Storage>& storage = by_scheme_[scheme];
     if (storage == nullptr) {  // Settings that could not be used may have been put right.
       const Environment environment = EnvironmentOf(scheme, ProcessEnvironment);
       VARVE_ASSIGN_OR_RETURN(storage,
@@ -75,8 +75,8 @@ class Storages {
     return traffic_.back().second;
   }
 
-  std::mutex mutex_;                                          // Guards all below.
-  std::map<std::string_view, std::shared_ptr<Storage>> own_;  // By scheme.
+  std::mutex mutex_;  // Guards all below.
+  std::map<std::string_view, std::shared_ptr<Storage>> by_scheme_;
   std::deque<OfOther> of_others_;
   std::vector<std::pair<TrafficLimits, std::shared_ptr<Traffic>>> traffic_;
 };
@@ -88,7 +88,7 @@ Storages& ProcessStorages() {
 
 }  // namespace
 
-Result<Storage*> ProcessS3Storage(std::string_view scheme) { return ProcessStorages().Own(scheme); }
+Result<Storage*> ProcessS3Storage(std::string_view scheme) { return ProcessStorages().Of(scheme); }
 
 Result<std::string> AccessOf(std::string_view scheme) {
   VARVE_RETURN_IF_ERROR(ProcessS3Storage(scheme).status());

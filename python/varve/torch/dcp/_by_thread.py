@@ -1,6 +1,6 @@
 """async_save by torch's planner, on a thread that does nothing else; for what the engine does not take.
 
-Two things that torch's own thread does not have:
+Torch's own thread does not do this:
 
 * The copy is made by several threads of the engine into memory that has been used before, and goes
   nowhere near the tensors' own storages: a save finds its own elements there, whatever became of
@@ -81,7 +81,7 @@ def save_by_thread(job: Job, stager: Any) -> Any:
             problem = error
         finally:
             ranks.close()  # Also where an error has kept this rank from the call.
-        # Room for the next copy before anybody who waits for this save asks for it.
+        # Memory for the next copy is free before the future of this save is done.
         if copy is not None:
             copy.release()
         executor.room.release()

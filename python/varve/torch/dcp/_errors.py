@@ -48,9 +48,9 @@ def checkpoint_error(what: str, error: CheckpointException, rank: int = 0) -> Ba
     Ctrl-C on this rank stays a KeyboardInterrupt: code that catches failed saves does not mean
     that.
     """
-    own = error.failures.get(rank)
-    if own is not None and not isinstance(own[0], (Exception, CheckpointException)):
-        return own[0]
+    here = error.failures.get(rank)
+    if here is not None and not isinstance(here[0], (Exception, CheckpointException)):
+        return here[0]
     if isinstance(error, CheckpointError):
         return error
     lowest = min(error.failures, default=None)
@@ -79,14 +79,16 @@ def checkpoint_error(what: str, error: CheckpointException, rank: int = 0) -> Ba
     return made
 
 
-def from_engine(what: str, step: str, error: BaseException, rank: int, own: int) -> BaseException:
-    """Returns the same for an error of the engine; `rank` failed where it names none, and this one is `own`."""
+def from_engine(
+    what: str, step: str, error: BaseException, rank: int, this_rank: int
+) -> BaseException:
+    """Returns the same for an error of the engine; `rank` failed where it names none."""
     failures: dict[int, BaseException] = {}
     if isinstance(error, Error):
         failures |= error.of_ranks
         rank = rank if error.rank is None else error.rank
     causes = {failed: wrapped(cause) for failed, cause in (failures or {rank: error}).items()}
-    return checkpoint_error(what, CheckpointException(step, causes), own)
+    return checkpoint_error(what, CheckpointException(step, causes), this_rank)
 
 
 def portable(error: BaseException) -> BaseException:

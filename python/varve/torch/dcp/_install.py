@@ -49,7 +49,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Any, tuple[str, ...]]] = {
     "load_state_dict": (load_state_dict, state_dict_loader, _DEPRECATED),
 }
 
-#: What a stock writer's constructor stores under the names of its arguments.
+#: The attributes that a stock writer's constructor stores under the names of its arguments.
 _WRITER_OPTIONS = (
     "single_file_per_rank",
     "thread_count",

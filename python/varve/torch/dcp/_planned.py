@@ -1,4 +1,4 @@
-"""What torch's planner would fail at without a name, or store so that nothing loads it: found before a save."""
+"""Finds, before a save, tensors that torch's planner fails at without a name, or stores so that nothing loads them."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def _unusual(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     if type(value) is DTensor:
         local = value._local_tensor
         usual = type(local) is torch.Tensor and _is_usual(local)
-        if not usual and not _own(local):
+        if not usual and not _plans_itself(local):
             yield name, value
         return
     if isinstance(value, torch.Tensor):
-        if not _own(value) and not is_shard(value):
+        if not _plans_itself(value) and not is_shard(value):
             yield name, value
         return
     items: Any = ()
@@ -89,7 +89,7 @@ def _is_usual(tensor: torch.Tensor) -> bool:
     return strided and not tensor.is_nested
 
 
-def _own(tensor: torch.Tensor) -> bool:
+def _plans_itself(tensor: torch.Tensor) -> bool:
     """Returns True for classes with torch's protocol of planning, and for what is not there yet."""
     planning = hasattr(tensor, "__create_write_items__")
     return planning or type(tensor).__name__ == "AsyncCollectiveTensor"

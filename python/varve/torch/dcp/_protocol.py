@@ -37,31 +37,31 @@ def save_steps(
     `process_group` is for torch's log events. Without `use_collectives` each rank is its own coordinator, and
     the ranks learn at the end whether all have succeeded. A rank with a `failure` of its own takes part, to report it to the others.
     """
-    own: Any = planner if planner is not None else DefaultSavePlanner()
+    hooks: Any = planner if planner is not None else DefaultSavePlanner()
     step = _Steps(process_group, writer)
     made: list[Metadata] = []
 
     def local_step() -> Any:
         if failure is not None:
             raise failure
-        if "storage_meta" in inspect.signature(own.set_up_planner).parameters:
-            own.set_up_planner(
+        if "storage_meta" in inspect.signature(hooks.set_up_planner).parameters:
+            hooks.set_up_planner(
                 state_dict=state,
                 storage_meta=writer.storage_meta(),
                 is_coordinator=ranks.is_coordinator,
             )
         else:  # A planner for an older torch.
-            own.set_up_planner(state, ranks.is_coordinator)
+            hooks.set_up_planner(state, ranks.is_coordinator)
         _set_up(writer.set_up_storage_writer, (ranks.is_coordinator,), ranks, use_collectives)
-        return writer.prepare_local_plan(own.create_local_plan())
+        return writer.prepare_local_plan(hooks.create_local_plan())
 
     def global_step(plans: list[Any]) -> list[Any]:
-        plans, metadata = own.create_global_plan(plans)
+        plans, metadata = hooks.create_global_plan(plans)
         made.append(metadata)
         return writer.prepare_global_plan(plans)
 
     def write_data(plan: Any) -> Any:
-        written = writer.write_data(own.finish_plan(plan), own)
+        written = writer.write_data(hooks.finish_plan(plan), hooks)
         written.wait()
         return written.value()
 
@@ -90,22 +90,22 @@ def load_steps(
     failure: BaseException | None = None,
 ) -> None:
     """Loads into a state by a planner and a reader. Collective. `failure` is as in `save_steps`."""
-    own: Any = planner if planner is not None else DefaultLoadPlanner()
+    hooks: Any = planner if planner is not None else DefaultLoadPlanner()
     step = _Steps(process_group, reader)
 
     def local_step() -> Any:
         if failure is not None:
             raise failure
         metadata, of_all = _index_of(reader, ranks.rank)
-        own.set_up_planner(state, metadata, ranks.is_coordinator)
+        hooks.set_up_planner(state, metadata, ranks.is_coordinator)
         _set_up(reader.set_up_storage_reader, (metadata, ranks.is_coordinator), ranks, of_all)
-        return reader.prepare_local_plan(own.create_local_plan())
+        return reader.prepare_local_plan(hooks.create_local_plan())
 
     def global_step(plans: list[Any]) -> list[Any]:
-        return reader.prepare_global_plan(own.create_global_plan(plans))
+        return reader.prepare_global_plan(hooks.create_global_plan(plans))
 
     def read_data(plan: Any) -> None:
-        reader.read_data(own.finish_plan(plan), own).wait()
+        reader.read_data(hooks.finish_plan(plan), hooks).wait()
 
     plan = ranks.combine("plan", lambda: step(local_step), lambda plans: step(global_step, plans))
     ranks.each("read", lambda: step(read_data, plan))

@@ -3,7 +3,7 @@
 Three cases, all with the engine's protocols and locks:
   - The name is free, or what stands there may be replaced as a whole: files go into a hidden
     sibling directory that takes the name in one step (src/publish/commit.cc).
-  - The directory holds other things too, or cannot be renamed, or ranks save without a coordinator:
+  - The directory holds other files too, or cannot be renamed, or ranks save without a coordinator:
     files go there directly, under names that no index of the directory mentions, and one rename of
     the index makes them the checkpoint (src/publish/index_commit.cc).
   - In an object store nothing can be renamed: files go below a name of the save's own in the directory,

@@ -24,7 +24,7 @@ from varve.torch._shards import NUMBERS, Share, overlaps
 from varve.torch.dcp._metadata import Stored, dtype_of
 
 #: Tensors are read in batches of so many bytes, which bounds the memory of planners and copies.
-_TURN_BYTES = 1 << 30
+_BATCH_BYTES = 1 << 30
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
@@ -50,8 +50,8 @@ class PlanReader:
         if request is not None:
             self._load(request)
         with collector_at_rest():
-            for turn in self._turns(tensors):
-                self._fill(turn, planner)
+            for batch in self._batches(tensors):
+                self._fill(batch, planner)
         for item, content in zip(values, contents, strict=True):
             planner.load_bytes(item, io.BytesIO(content))
 
@@ -63,18 +63,18 @@ class PlanReader:
         # Metadata that another reader has made.
         return Stored("", 0, 0, fqn=index.fqn, offsets=tuple(index.offset or ()))
 
-    def _turns(self, items: list[ReadItem]) -> Iterator[list[ReadItem]]:
-        turn: list[ReadItem] = []
+    def _batches(self, items: list[ReadItem]) -> Iterator[list[ReadItem]]:
+        batch: list[ReadItem] = []
         size = 0
         for item in items:
-            turn.append(item)
+            batch.append(item)
             dtype = dtype_of(item.storage_index.fqn, self._tensor(self._stored(item).fqn)[0])
             size += math.prod(item.lengths) * dtype.itemsize
-            if size >= _TURN_BYTES:
-                yield turn
-                turn, size = [], 0
-        if turn:
-            yield turn
+            if size >= _BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
 
     @functools.cached_property
     def _tensors(self) -> dict[str, tuple[int, tuple[int, ...]]]:

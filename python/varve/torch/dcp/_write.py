@@ -2,7 +2,8 @@
 
 Tensors that a planner finds as they are, in memory of the CPU or of CUDA devices, are given to the engine, which
 copies them while it writes. Other tensors are resolved, and copied by torch, when the writer reaches them
-(_turns.py). Plain values, whose size is not known, and all items that extensions transform are resolved beforehand.
+(_lazy_tensors.py). Plain values, whose size is not known, and all items that extensions transform are resolved
+beforehand.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from varve.torch import _by_torch
 from varve.torch._devices import cuda_of, on_host
 from varve.torch._shards import NUMBERS
 from varve.torch.dcp._compat import StorageInfo
-from varve.torch.dcp._turns import ThreadModes, Turns
+from varve.torch.dcp._lazy_tensors import LazyTensors, ThreadModes
 
 #: Wraps a stream and names the inverse transforms; torch's `_StorageWriterTransforms`.
 Transform = Callable[[WriteItem, io.BytesIO], tuple[Any, list[str]]]
@@ -131,12 +132,12 @@ def _write_file(
         written = stored.write(path)
     else:
         try:
-            written = _write_in_turn(path, items, planner, Turns(copy_ahead))
+            written = _write_lazily(path, items, planner, LazyTensors(copy_ahead))
         except _OnlyTorchStores:
             # A subclass made of other tensors, which no plan shows: only torch knows its size.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-            written = _write_in_turn(path, items, planner, None)
+            written = _write_lazily(path, items, planner, None)
     report = FileReport(written.size, written.report)
     results = []
     for number, (item, (offset, length)) in enumerate(zip(items, written.items, strict=True)):
@@ -147,16 +148,16 @@ def _write_file(
     return results
 
 
-def _write_in_turn(
-    path: str, items: list[WriteItem], planner: SavePlanner, turns: Turns | None
+def _write_lazily(
+    path: str, items: list[WriteItem], planner: SavePlanner, lazy: LazyTensors | None
 ) -> _core.DcpFile:
-    """Writes a file whose tensors are resolved in their turns; without `turns`, all beforehand."""
+    """Writes a file. Its tensors are resolved when the engine reaches them; without `lazy`, all beforehand."""
     keep: list[torch.Tensor] = []
     in_memory = resolves_as_torch(planner)
     stored = _core.DcpItems()
     with collector_at_rest():
         for item in items:
-            _add(stored, item, planner, in_memory, turns, keep)
+            _add(stored, item, planner, in_memory, lazy, keep)
     return stored.write(path)
 
 
@@ -201,21 +202,21 @@ def _add(
     item: WriteItem,
     planner: SavePlanner,
     in_memory: bool,
-    turns: Turns | None,
+    lazy: LazyTensors | None,
     keep: list[torch.Tensor],
 ) -> None:
     """Adds an item. `in_memory`: resolving takes no memory of its own."""
     fqn = item.index.fqn
-    if turns is not None and not in_memory and _has_known_size(item):
-        _add_in_turn(stored, item, lambda: _resolved(item, planner), turns)
+    if lazy is not None and not in_memory and _has_known_size(item):
+        _add_lazy(stored, item, lambda: _resolved(item, planner), lazy)
         return
     data = _resolved(item, planner)
     if isinstance(data, io.BytesIO):
         stored.add_archive(fqn, data.getvalue())
         return
     if not is_here(data):
-        if turns is not None and _has_known_size(item) and _dense(data) is not None:
-            _add_in_turn(stored, item, lambda: data, turns)
+        if lazy is not None and _has_known_size(item) and _dense(data) is not None:
+            _add_lazy(stored, item, lambda: data, lazy)
             return
         if not _by_torch.is_wrapper(data):
             data = data.cpu()
@@ -242,8 +243,8 @@ def _has_known_size(item: WriteItem) -> bool:
     )
 
 
-def _add_in_turn(
-    stored: _core.DcpItems, item: WriteItem, resolve: Callable[[], torch.Tensor], turns: Turns
+def _add_lazy(
+    stored: _core.DcpItems, item: WriteItem, resolve: Callable[[], torch.Tensor], lazy: LazyTensors
 ) -> None:
     """Adds an item whose tensor is resolved, and copied to the CPU, when the file has come to it."""
     planned = item.tensor_data
@@ -256,7 +257,7 @@ def _add_in_turn(
         return tensor.contiguous()
 
     number = NUMBERS[planned.properties.dtype]
-    stored.add_produced(item.index.fqn, number, planned.chunk.sizes, turns.add(dense))
+    stored.add_produced(item.index.fqn, number, planned.chunk.sizes, lazy.add(dense))
 
 
 class _OnlyTorchStores(Exception):

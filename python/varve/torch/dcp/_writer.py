@@ -42,7 +42,7 @@ _TORCH_SAVE: Any = getattr(_FORMATS, "TORCH_SAVE", None)
 #: The plan that came to this thread last, from the coordinator; see Place.
 _arrived = threading.local()
 
-#: Which writer has claimed a name, by thread. A thread makes one save after the other: one that it
+#: The writer that has claimed a name, by thread. A thread makes one save after the other: one that it
 #: has not ended when it claims the name again is dead.
 _claims: weakref.WeakValueDictionary[tuple[int, str], FileSystemWriter] = (
     weakref.WeakValueDictionary()
@@ -65,7 +65,7 @@ class Place:
     first: int
     """Number of the first file."""
     below: str = ""
-    """What stands before the files' names: empty, or a directory in `directory` and "/"."""
+    """The prefix of the files' names: empty, or a directory in `directory` and "/"."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -81,7 +81,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
     All files are written and made durable in a hidden directory beside `path`. `finish` checks that
     every planned item is there and gives the directory its name in one step. Until then a
     checkpoint at `path` stays as it is, and a save that fails or dies changes nothing. A directory
-    that holds other things too is kept: data files go there under names that are not taken, and
+    that holds other files too is kept: data files go there under names that are not taken, and
     replacing `.metadata` makes them the checkpoint. In both cases no file of the old one stays
     afterwards. A second save of the same `path` at once is refused.
 

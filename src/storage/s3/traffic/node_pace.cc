@@ -25,14 +25,14 @@ NodePace::NodePace(std::string file, std::uint64_t bytes_per_second)
     : file_(std::move(file)), bytes_per_second_(bytes_per_second) {}
 
 NodePace::~NodePace() {
-  if (next_turn_ != nullptr) {
-    ::munmap(next_turn_, sizeof(*next_turn_));
+  if (next_start_ != nullptr) {
+    ::munmap(next_start_, sizeof(*next_start_));
   }
 }
 
 /// Called with the lock held. The file is made longer and never shorter: no page of it goes away.
 Status NodePace::Open() {
-  if (next_turn_ != nullptr) {
+  if (next_start_ != nullptr) {
     return Status::Ok();
   }
   constexpr int kMode = 0600;
@@ -50,16 +50,16 @@ Status NodePace::Open() {
   if (!S_ISREG(status.st_mode) || status.st_uid != ::geteuid()) {
     return refused(EPERM);
   }
-  if (std::cmp_less(status.st_size, sizeof(*next_turn_)) &&
-      ::ftruncate(file.get(), sizeof(*next_turn_)) != 0) {
+  if (std::cmp_less(status.st_size, sizeof(*next_start_)) &&
+      ::ftruncate(file.get(), sizeof(*next_start_)) != 0) {
     return refused(errno);
   }
   void* const memory =
-      ::mmap(nullptr, sizeof(*next_turn_), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+      ::mmap(nullptr, sizeof(*next_start_), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   if (memory == MAP_FAILED) {
     return refused(errno);
   }
-  next_turn_ = static_cast<std::int64_t*>(memory);
+  next_start_ = static_cast<std::int64_t*>(memory);
   return Status::Ok();
 }
 
@@ -73,14 +73,14 @@ Result<TimePoint> NodePace::Reserve(std::uint64_t bytes, TimePoint now) {
           static_cast<double>(bytes) / static_cast<double>(bytes_per_second_)));
   const std::int64_t present =
       std::chrono::duration_cast<std::chrono::nanoseconds>(now.time_since_epoch()).count();
-  const std::atomic_ref<std::int64_t> shared(*next_turn_);
+  const std::atomic_ref<std::int64_t> shared(*next_start_);
   std::int64_t seen = shared.load(std::memory_order_relaxed);
-  std::int64_t turn = 0;
+  std::int64_t start = 0;
   do {
     const bool is_of_now = seen > present && seen - present <= kFarthest.count();
-    turn = is_of_now ? seen : present;
-  } while (!shared.compare_exchange_weak(seen, turn + takes.count(), std::memory_order_relaxed));
-  return now + std::chrono::nanoseconds(turn - present);
+    start = is_of_now ? seen : present;
+  } while (!shared.compare_exchange_weak(seen, start + takes.count(), std::memory_order_relaxed));
+  return now + std::chrono::nanoseconds(start - present);
 }
 
 }  // namespace varve::s3

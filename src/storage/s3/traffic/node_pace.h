@@ -41,8 +41,9 @@ class NodePace {
 
   const std::string file_;
   const std::uint64_t bytes_per_second_;
-  std::mutex mutex_;                   // Guards next_turn_, not what it points to.
-  std::int64_t* next_turn_ = nullptr;  // Of all processes: ns of the steady clock. Used atomically.
+  std::mutex mutex_;  // Guards next_start_, not what it points to.
+  std::int64_t* next_start_ =
+      nullptr;  // Of all processes: ns of the steady clock. Used atomically.
 };
 
 }  // namespace varve::s3

@@ -26,9 +26,9 @@ class NodePaceTest : public testing::Test {
 
   /// Returns how long after `now_` a transfer of so many bytes may begin.
   milliseconds Wait(NodePace& pace, std::uint64_t bytes) {
-    const auto turn = pace.Reserve(bytes, now_);
-    EXPECT_TRUE(turn.ok()) << turn.status().ToString();
-    return turn.ok() ? std::chrono::duration_cast<milliseconds>(*turn - now_) : milliseconds(-1);
+    const auto start = pace.Reserve(bytes, now_);
+    EXPECT_TRUE(start.ok()) << start.status().ToString();
+    return start.ok() ? std::chrono::duration_cast<milliseconds>(*start - now_) : milliseconds(-1);
   }
 
   test::TempDir dir_;

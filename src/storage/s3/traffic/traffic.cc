@@ -52,12 +52,12 @@ Status Traffic::WaitForTurn(std::uint64_t bytes) {
   }
   const std::stop_token stop = CurrentStop();
   std::unique_lock lock(mutex_);
-  TimePoint turn = pace_.Reserve(bytes, Now());
+  TimePoint start = pace_.Reserve(bytes, Now());
   if (node_pace_.has_limit()) {
     VARVE_ASSIGN_OR_RETURN(const TimePoint of_node, node_pace_.Reserve(bytes, Now()));
-    turn = std::max(turn, of_node);
+    start = std::max(start, of_node);
   }
-  (void)WaitUntil(changed_, lock, stop, turn, [] { return false; });
+  (void)WaitUntil(changed_, lock, stop, start, [] { return false; });
   return CheckStop(stop);
 }
 

@@ -26,7 +26,7 @@ Produce = Callable[[int, int, int], None]
 Resolve = Callable[[], torch.Tensor]
 
 
-class Turns:
+class LazyTensors:
     """The tensors of one file, in the order in which they are added."""
 
     def __init__(self, ahead: int) -> None:

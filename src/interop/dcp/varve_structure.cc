@@ -126,7 +126,7 @@ void Find(Value* value, const std::string& path,  // NOLINT(misc-no-recursion)
 
 }  // namespace
 
-std::optional<Value> DcpOwnStructure(std::string_view encoded, const std::vector<DcpLeaf>& leaves) {
+std::optional<Value> VarveStructure(std::string_view encoded, const std::vector<DcpLeaf>& leaves) {
   Result<Value> value = DecodeValue(encoded);
   if (!value.ok() || !LeafCheck(leaves).Run(*value)) {
     return std::nullopt;
