@@ -63,8 +63,8 @@ class CellPlace {
   [[nodiscard]] std::string path() const { return run() + "/step-1"; }
   [[nodiscard]] virtual bool is_disk() const = 0;
   [[nodiscard]] virtual bool has_locks() const { return false; }
-  /// Tries only every so-manieth operation from now on.
-  void Coarsen(std::uint64_t stride) { stride_ = stride; }
+  /// Tries fewer operations from now on: of those that it would have tried, every so-manieth.
+  void Coarsen(std::uint64_t stride) { stride_ *= stride; }
   /// From now on answers of a server come with another byte, too: not those to saves, whose bytes
   /// have checksums of their own.
   virtual void CorruptAnswers() {}
