@@ -18,8 +18,8 @@ struct CheckedHeader {
   std::uint32_t header_crc32c = 0;
 };
 
-/// Merges the headers of the data files of one save, one after the other: the headers of many ranks
-/// take more memory than what they make together.
+/// Merges the headers of the data files of one save, one after the other: all headers of many ranks
+/// take more memory than their merged metadata.
 class HeaderMerge {
  public:
   HeaderMerge();
@@ -27,7 +27,8 @@ class HeaderMerge {
   HeaderMerge(HeaderMerge&&) noexcept;
   HeaderMerge& operator=(HeaderMerge&&) noexcept;
 
-  /// Adds the next file, in the order of their ranks. Errors: MergeHeaders'. Nothing may follow one.
+  /// Adds the next file, in the order of their ranks. Errors: MergeHeaders'; Internal for another
+  /// order. Call nothing after an error.
   Status Add(const CheckedHeader& file);
   /// Errors: MergeHeaders'.
   Result<Metadata> Finish();

@@ -50,7 +50,8 @@ struct HeaderMerge::Merged {
   Metadata metadata;                   ///< But for tensors, objects and variants.
   std::deque<TensorMetadata> tensors;  ///< Their addresses stay.
   std::unordered_map<std::string_view, TensorMetadata*> by_name;  ///< Looked up only.
-  /// The tensors of the chunks of the file before, in their order: the next one's are mostly they.
+  /// The tensors of the chunks of the file before, in their order: the next file's are mostly the
+  /// same.
   std::vector<TensorMetadata*> as_before;
   std::map<std::string, ObjectMetadata> objects;
   std::map<std::string, Hash128> contents;  ///< Of `objects`, from rank-local files.
@@ -169,7 +170,9 @@ Status HeaderMerge::Merged::AddChunks(const CheckedHeader& file) {
     aliases.emplace(alias.of, &alias.fqn);
   }
   const std::vector<StoredChunk>& chunks = file.header.chunks;
-  by_name.reserve(chunks.size());
+  if (by_name.empty()) {
+    by_name.reserve(chunks.size());
+  }
   as_before.resize(chunks.size(), nullptr);
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     TensorMetadata*& tensor = as_before[i];

@@ -26,8 +26,9 @@ enum Flag : std::uint8_t {
   kBox = 16,  ///< Else the whole tensor.
 };
 constexpr std::uint8_t kAllFlags = 31;
+constexpr std::size_t kMostDims = 64;  // As in torch and NumPy.
 
-/// Returns the box of a whole tensor.
+/// Returns whether an item is all of its tensor.
 bool IsWhole(const PlannedTensor& item) {
   const Dims& offsets = item.box.offsets;
   return item.box.sizes == item.shape() &&
@@ -136,6 +137,11 @@ Result<SpecTable> SpecTable::Decode(std::string_view bytes) {
   std::vector<TensorSpec> specs;
   reader(specs);
   VARVE_RETURN_IF_ERROR(in.Finish().Annotate("decode the tensors of a plan"));
+  // An item of two bytes may have a shape for its box: few dimensions bound the memory of shares.
+  if (std::any_of(specs.begin(), specs.end(),
+                  [](const TensorSpec& spec) { return spec.shape.size() > kMostDims; })) {
+    return DataLoss("decode the tensors of a plan: more than 64 dimensions");
+  }
   table.specs_.reserve(specs.size());
   for (TensorSpec& spec : specs) {
     table.specs_.push_back(std::make_shared<const TensorSpec>(std::move(spec)));

@@ -14,9 +14,9 @@
 
 namespace varve {
 
-/// The tensors of plans, each once, by the numbers that stand for them in encoded shares. Ranks that
-/// hold shards of the same tensors, in one order, have tables of the same bytes: a digest of them
-/// is enough where the table is known.
+/// The specs of plans' tensors, each once, by the numbers that stand for them in encoded shares.
+/// Ranks that hold shards of the same tensors, in one order, have tables of the same bytes: a digest
+/// of them is enough where the table is known.
 class SpecTable {
  public:
   SpecTable() = default;

@@ -23,8 +23,8 @@ Result<std::unique_ptr<WritableFile>> Open(Storage& storage, const std::string& 
 }
 
 /// Opens the file in a directory that another rank has made, which this one may not see yet. The
-/// file itself tells: a look at the directory would be a call for each file that is there, of each
-/// rank.
+/// file itself tells: listing the directory would cost each rank a call for every file in it. A
+/// rank that opens no file does not find out.
 Result<std::unique_ptr<WritableFile>> OpenWhenSeen(Storage& storage, const std::string& path,
                                                    const FileWork& work,
                                                    const SaveOptions& options) {

@@ -1,17 +1,20 @@
 // The ranks of a job mostly hold shards of the same tensors. What their plans then have in common,
-// the tensors' names, types and shapes and the structure, is larger than the rest: 56 KB of a plan
-// of 1,000 tensors, of which 15 KB are boxes, fingerprints and plain values.
+// the tensors' names, types and shapes and the structure, is larger than the rest: of the 56 KB of
+// a plan of 1,000 tensors, 15 KB are boxes, fingerprints and plain values.
 //   1. Every rank sends digests of these two parts, and the rest. The coordinator knows its own
 //      parts.
 //   2. Where it knows all, it settles, and the replies are the ranks' shares.
 //   3. Else the replies say that another exchange follows, and ask the lowest rank with each
 //      unknown digest for the part. All ranks make that exchange; those that are asked for nothing
-//      send nothing. So no rank has to know what the others hold.
+//      send a digest of their first message alone. So no rank has to know what the others hold, and
+//      one that has given up this save and makes the next one is noticed: its message is not of
+//      this exchange, and a reply of this exchange is none to its first message.
 //   4. The coordinator checks each part against its digest, settles, and sends the shares.
 // A rank that fails in between contributes its error, as to every exchange.
 
 #include "save/plan_exchange.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <utility>
@@ -40,22 +43,25 @@ void Fields(Archive& archive, FieldsOf<Archive, PlanHead>& head) {
 
 /// What a rank was asked for; the rest is empty.
 struct PlanParts {
+  Hash128 head;  ///< Digest of the first message: what was asked for belongs to it.
   Bytes tensors;
   Bytes structure;
 };
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, PlanParts>& parts) {
-  archive(parts.tensors, parts.structure);
+  archive(parts.head.bytes, parts.tensors, parts.structure);
 }
 
 namespace {
 
-/// The first byte of the coordinator's replies: kSettled where the rest is the rank's share; else
-/// the parts of its plan that the rank is to send, a sum of the other two, or 0 for none.
+/// The first byte of the coordinator's replies: kSettled, or kSettledWithParts in the second
+/// exchange, where the rest is the rank's share; else the parts of its plan that the rank is to
+/// send, a sum of the other two, or 0 for none.
 constexpr char kAskedForTensors = 1;
 constexpr char kAskedForStructure = 2;
 constexpr char kSettled = 4;
+constexpr char kSettledWithParts = 8;
 
 Hash128 DigestOf(std::string_view part) { return Xxh3(AsByteSpan(part)); }
 
@@ -63,9 +69,10 @@ Status OfRank(const Status& status, std::size_t rank) {
   return CopyOf(status).Annotate("plan of rank " + std::to_string(rank));
 }
 
-/// Returns what a rank is asked for.
+/// Returns what a rank is asked for; may be nothing.
 Bytes EncodePlanParts(const LocalPlan& plan, char asked) {
   PlanParts parts;
+  parts.head = DigestOf(EncodePlanHead(plan));
   if ((asked & kAskedForTensors) != 0) {
     parts.tensors = SpecTable(plan).Encode();
   }
@@ -94,6 +101,7 @@ class GatheredPlans {
 
  private:
   struct Head {
+    Hash128 digest;  ///< Of all of it.
     Hash128 tensors;
     Hash128 structure;
     std::string shares;
@@ -118,6 +126,9 @@ Status GatheredPlans::TakeHeads(const LocalPlan& own, const std::vector<std::str
   mine.structure = DigestOf(own.structure);
   tensors_.emplace(mine.tensors, std::move(specs));
   structures_.emplace(mine.structure, std::string());  // Its own plan has it.
+  const SpecTable none;
+  tensors_.emplace(DigestOf(none.Encode()), none);
+  structures_.emplace(DigestOf({}), std::string());
   first_with_tensors_.emplace(mine.tensors, 0);
   first_with_structure_.emplace(mine.structure, 0);
   for (std::size_t rank = 1; rank < heads.size(); ++rank) {
@@ -127,7 +138,8 @@ Status GatheredPlans::TakeHeads(const LocalPlan& own, const std::vector<std::str
     }
     first_with_tensors_.emplace(head->tensors, rank);
     first_with_structure_.emplace(head->structure, rank);
-    heads_.push_back({head->tensors, head->structure, std::move(head->shares)});
+    heads_.push_back(
+        {DigestOf(heads[rank]), head->tensors, head->structure, std::move(head->shares)});
   }
   return Status::Ok();
 }
@@ -145,8 +157,12 @@ std::string GatheredPlans::Asked(std::size_t rank) const {
 }
 
 std::vector<std::string> GatheredPlans::Missing() const {
-  if (tensors_.size() == first_with_tensors_.size() &&
-      structures_.size() == first_with_structure_.size()) {
+  const auto is_known_in = [](const auto& known) {
+    return [&known](const auto& seen) { return known.contains(seen.first); };
+  };
+  if (std::all_of(first_with_tensors_.begin(), first_with_tensors_.end(), is_known_in(tensors_)) &&
+      std::all_of(first_with_structure_.begin(), first_with_structure_.end(),
+                  is_known_in(structures_))) {
     return {};
   }
   std::vector<std::string> asked;
@@ -160,14 +176,13 @@ std::vector<std::string> GatheredPlans::Missing() const {
 Status GatheredPlans::TakeParts(const std::vector<std::string>& parts) {
   for (std::size_t rank = 1; rank < parts.size() && rank < heads_.size(); ++rank) {
     const char asked = Asked(rank)[0];
-    if (asked == 0) {
-      continue;
-    }
-    auto sent = DecodeFields<PlanParts>(parts[rank]);
-    if (!sent.ok()) {
-      return OfRank(sent.status(), rank);
-    }
     const Head& head = heads_[rank];
+    auto sent = DecodeFields<PlanParts>(parts[rank]);
+    if (!sent.ok() || sent->head != head.digest) {
+      return FailedPrecondition("rank " + std::to_string(rank) +
+                                " has sent no part of its plan: it makes another call. All ranks "
+                                "must make the same calls in the same order");
+    }
     if (((asked & kAskedForTensors) != 0 && DigestOf(sent->tensors) != head.tensors) ||
         ((asked & kAskedForStructure) != 0 && DigestOf(sent->structure) != head.structure)) {
       return OfRank(DataLoss("the rank has sent another part than it announced"), rank);
@@ -217,40 +232,44 @@ Result<std::string> ExchangePlans(
     const std::vector<LocalPlan>& plan, std::chrono::nanoseconds timeout,
     const std::function<Result<std::vector<std::string>>(std::vector<LocalPlan>)>& settle) {
   GatheredPlans gathered;  // On the coordinator.
-  const auto settle_all = [&]() -> Result<std::vector<std::string>> {
+  const auto settle_all = [&](char first) -> Result<std::vector<std::string>> {
     VARVE_ASSIGN_OR_RETURN(std::vector<LocalPlan> others, gathered.Take());
     VARVE_ASSIGN_OR_RETURN(std::vector<std::string> replies, settle(std::move(others)));
     for (std::string& reply : replies) {
-      reply.insert(reply.begin(), kSettled);
+      reply.insert(reply.begin(), first);
     }
     return replies;
   };
   const auto take_heads = [&](std::vector<std::string> heads) -> Result<std::vector<std::string>> {
     VARVE_RETURN_IF_ERROR(AgreeOnTerms(&heads));
     VARVE_RETURN_IF_ERROR(gathered.TakeHeads(plan[0], heads));
+    heads.clear();
     std::vector<std::string> asked = gathered.Missing();
-    return asked.empty() ? settle_all() : std::move(asked);
+    return asked.empty() ? settle_all(kSettled) : std::move(asked);
   };
   const auto take_parts =
       [&](const std::vector<std::string>& parts) -> Result<std::vector<std::string>> {
     VARVE_RETURN_IF_ERROR(gathered.TakeParts(parts));
-    return settle_all();
+    return settle_all(kSettledWithParts);
   };
   auto reply =
       Exchange(coordinator, what, std::move(first), Now() + timeout, std::cref(take_heads));
-  if (reply.ok() && !reply->empty() && reply->front() != kSettled) {
-    const char asked = reply->front();
-    auto parts = Guarded(
-        [&]() -> Contribution { return asked == 0 ? Bytes() : EncodePlanParts(plan[0], asked); });
+  char settled = kSettled;
+  if (reply.ok() && !reply->empty() && reply->front() < kSettled && !plan.empty()) {
+    settled = kSettledWithParts;
+    auto parts =
+        Guarded([&]() -> Contribution { return EncodePlanParts(plan[0], reply->front()); });
     reply = Exchange(coordinator, what, std::move(parts), Now() + timeout, std::cref(take_parts));
   }
-  if (reply.ok()) {
-    if (reply->empty()) {
-      return DataLoss("the coordinator's reply is empty").Annotate(what);
+  return Guarded([&]() -> Result<std::string> {
+    if (reply.ok() && (reply->empty() || reply->front() != settled)) {
+      return FailedPrecondition("the coordinator's reply is to another call").Annotate(what);
     }
-    reply->erase(0, 1);
-  }
-  return reply;
+    if (reply.ok()) {
+      reply->erase(0, 1);
+    }
+    return std::move(reply);
+  });
 }
 
 }  // namespace varve

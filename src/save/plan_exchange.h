@@ -1,4 +1,4 @@
-/// The way of all ranks' local plans to the coordinator, and of their shares back.
+/// Brings all ranks' local plans to the coordinator, and their shares back.
 #pragma once
 
 #include <chrono>
@@ -21,7 +21,8 @@ Bytes EncodePlanHead(const LocalPlan& plan);
 /// terms and the head of its plan (EncodeTerms), or why it has none; then `plan` is not looked at.
 /// `settle` gets the plans of the other ranks, on the coordinator, and returns a reply for each
 /// rank, its own included. Each exchange may take `timeout`. Errors: those of Exchange and of
-/// AgreeOnTerms; DataLoss naming a rank that has sent something malformed.
+/// AgreeOnTerms; DataLoss naming a rank that has sent something malformed; FailedPrecondition
+/// naming one that makes another call.
 Result<std::string> ExchangePlans(
     Coordinator& coordinator, std::string_view what, Contribution first,
     const std::vector<LocalPlan>& plan, std::chrono::nanoseconds timeout,

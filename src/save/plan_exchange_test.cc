@@ -139,6 +139,49 @@ TEST(PlanExchange, AsksTheLowestRankForWhatTheCoordinatorDoesNotKnow) {
   EXPECT_GT(outcome.bytes[1], outcome.bytes[2] + 5'000);
 }
 
+TEST(PlanExchange, OfARankWithoutTensorsIsOneExchange) {
+  const std::vector<LocalPlan> plans{OfSlices(0, 1), {}};
+  const Outcome outcome = Exchanged(plans);
+  ASSERT_TRUE(IsOk(outcome.replies[1]));
+  EXPECT_EQ(outcome.messages[1], 1);
+  EXPECT_EQ(outcome.others, std::vector<LocalPlan>(1));
+}
+
+/// Rank 2 has given its save up, and makes the next one while rank 1 is asked for its tensors.
+TEST(PlanExchange, NoticesARankThatIsInItsNextSave) {
+  const std::vector<LocalPlan> plans{{}, OfSlices(0, 1), {}};
+  auto ranks = MakeInProcessCoordinators(3);
+  std::vector<Result<std::string>> replies;
+  for (int i = 0; i < 3; ++i) {
+    replies.emplace_back(std::string());
+  }
+  const auto exchange = [&](std::size_t rank) {
+    const std::vector<LocalPlan> own{plans[rank]};
+    replies[rank] = ExchangePlans(
+        *ranks[rank], "save x",
+        EncodeTerms(TermsOf({}, "x", 3, false), rank == 0 ? Bytes() : EncodePlanHead(own[0])), own,
+        std::chrono::seconds(30),
+        [](const std::vector<LocalPlan>&) -> Result<std::vector<std::string>> {
+          return std::vector<std::string>(3, "share");
+        });
+  };
+  {
+    const std::jthread zero([&] { exchange(0); });
+    const std::jthread one([&] { exchange(1); });
+    const std::jthread two([&] {
+      const Bytes first = EncodeTerms(TermsOf({}, "x", 3, false), EncodePlanHead(plans[2]));
+      // As Exchange sends it; the reply is lost.
+      EXPECT_TRUE(IsOk(ranks[2]->Send(0, std::string(1, '\0') + first, Deadline::max())));
+      EXPECT_TRUE(IsOk(ranks[2]->Receive(0, Deadline::max())));
+      exchange(2);
+    });
+  }
+  for (const auto& reply : replies) {
+    EXPECT_TRUE(
+        FailsWith(reply, StatusCode::kFailedPrecondition, {"rank 2", "makes another call"}));
+  }
+}
+
 TEST(PlanExchange, RefusesAPartThatIsNotWhatItsDigestSays) {
   const std::vector<LocalPlan> plans{{}, OfSlices(0, 1)};
   const Outcome outcome = Exchanged(plans, 1, 2);

@@ -17,7 +17,7 @@ struct TensorSpec {
 };
 
 /// A spec that shards share. A coordinator has as many shards as ranks times tensors, and as many
-/// specs as tensors. Never null where a shard has one.
+/// specs as tensors. Null only in a default-constructed shard.
 using SharedSpec = std::shared_ptr<const TensorSpec>;
 
 inline SharedSpec MakeSpec(std::string fqn, DType dtype, Dims shape) {
