@@ -14,14 +14,14 @@ inline const Dims kShape = {6, 8};
 inline constexpr int kRanks = 3;
 
 /// Returns the rows, or columns, of "matrix" that a rank holds.
-inline TensorSpec RowsOf(int rank, int size) {
+inline SampleTensor RowsOf(int rank, int size) {
   const std::uint64_t rows = kShape[0] / static_cast<std::uint64_t>(size);
   return {"matrix",
           DType::kFloat32,
           kShape,
           {{static_cast<std::uint64_t>(rank) * rows, 0}, {rows, kShape[1]}}};
 }
-inline TensorSpec ColumnsOf(int rank, int size) {
+inline SampleTensor ColumnsOf(int rank, int size) {
   const std::uint64_t columns = kShape[1] / static_cast<std::uint64_t>(size);
   return {"matrix",
           DType::kFloat32,

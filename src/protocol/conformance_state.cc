@@ -23,7 +23,7 @@ Dims WithMargin(const Dims& sizes, std::uint64_t margin) {
 
 }  // namespace
 
-std::string PatternOf(const TensorSpec& spec, std::uint8_t salt) {
+std::string PatternOf(const SampleTensor& spec, std::uint8_t salt) {
   std::string bytes;
   ForEachElement(spec.box.sizes, [&](const Dims& position) {
     std::uint64_t element = 0;
@@ -37,7 +37,7 @@ std::string PatternOf(const TensorSpec& spec, std::uint8_t salt) {
   return bytes;
 }
 
-void Holding::Add(const TensorSpec& spec) {
+void Holding::Add(const SampleTensor& spec) {
   SourceTensor tensor;
   tensor.fqn = spec.fqn;
   tensor.dtype = spec.dtype;
@@ -51,7 +51,7 @@ void Holding::Add(const std::string& fqn, const Value& value) {
   state_.objects.push_back({fqn, EncodeValue(value)});
 }
 
-void Wanting::Add(const TensorSpec& spec) {
+void Wanting::Add(const SampleTensor& spec) {
   const Dims padded = WithMargin(spec.box.sizes, margin_);
   std::string& memory = memory_.emplace_back(Volume(padded) * ItemSize(spec.dtype), kUntouched);
   TargetTensor target;
@@ -72,7 +72,7 @@ void Wanting::Add(const std::string& fqn, const Value& value) {
 }
 
 /// Returns the pattern with its untouched margin.
-std::string Wanting::Expected(const TensorSpec& spec) const {
+std::string Wanting::Expected(const SampleTensor& spec) const {
   const std::uint64_t item_size = ItemSize(spec.dtype);
   const std::string inner = PatternOf(spec, salt_);
   const Box box{Dims(spec.box.sizes.size(), margin_), spec.box.sizes};

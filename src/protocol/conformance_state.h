@@ -13,26 +13,26 @@
 
 namespace varve::protocol {
 
-struct TensorSpec {
+struct SampleTensor {
   std::string fqn;
   DType dtype = DType::kFloat32;
   Dims shape;
   Box box;
 };
 
-inline TensorSpec Whole(std::string fqn, DType dtype, const Dims& shape) {
+inline SampleTensor Whole(std::string fqn, DType dtype, const Dims& shape) {
   return {std::move(fqn), dtype, shape, WholeBox(shape)};
 }
 
 /// Returns the content of a box of a tensor, row-major. Every byte depends on where its element
 /// lies in the whole tensor, on where it lies in the element and on `salt`.
-std::string PatternOf(const TensorSpec& spec, std::uint8_t salt);
+std::string PatternOf(const SampleTensor& spec, std::uint8_t salt);
 
 /// The state that a rank saves, with its memory.
 class Holding {
  public:
   explicit Holding(std::uint8_t salt) : salt_(salt) {}
-  void Add(const TensorSpec& spec);
+  void Add(const SampleTensor& spec);
   void Add(const std::string& fqn, const Value& value);
   [[nodiscard]] State& state() { return state_; }
 
@@ -47,7 +47,7 @@ class Holding {
 class Wanting {
  public:
   explicit Wanting(std::uint8_t salt, std::uint64_t margin = 0) : salt_(salt), margin_(margin) {}
-  void Add(const TensorSpec& spec);
+  void Add(const SampleTensor& spec);
   void Add(const std::string& fqn, const Value& value);
   [[nodiscard]] TargetState& state() { return state_; }
   /// Compares with the state that was saved with the same salt. Errors: DataLoss naming the first
@@ -55,12 +55,12 @@ class Wanting {
   [[nodiscard]] Status Check() const;
 
  private:
-  [[nodiscard]] std::string Expected(const TensorSpec& spec) const;
+  [[nodiscard]] std::string Expected(const SampleTensor& spec) const;
 
   std::uint8_t salt_;
   std::uint64_t margin_;
   std::deque<std::string> memory_;
-  std::vector<TensorSpec> tensors_;
+  std::vector<SampleTensor> tensors_;
   std::vector<std::string> values_;
   TargetState state_;
 };

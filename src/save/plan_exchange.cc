@@ -232,11 +232,11 @@ Result<std::string> ExchangePlans(
     const std::vector<LocalPlan>& plan, std::chrono::nanoseconds timeout,
     const std::function<Result<std::vector<std::string>>(std::vector<LocalPlan>)>& settle) {
   GatheredPlans gathered;  // On the coordinator.
-  const auto settle_all = [&](char first) -> Result<std::vector<std::string>> {
+  const auto settle_all = [&](char with) -> Result<std::vector<std::string>> {
     VARVE_ASSIGN_OR_RETURN(std::vector<LocalPlan> others, gathered.Take());
     VARVE_ASSIGN_OR_RETURN(std::vector<std::string> replies, settle(std::move(others)));
     for (std::string& reply : replies) {
-      reply.insert(reply.begin(), first);
+      reply.insert(reply.begin(), with);
     }
     return replies;
   };
