@@ -93,7 +93,7 @@ class Wrappers:
             counts = Counter(names.values())
             self._exact = frozenset(names)
             self._stored_has_parts = any(name != short for name, short in names.items())
-            # An entry of which there are several is of no one object.
+            # An entry of which there are several belongs to no single object.
             self._index = Renamed(
                 structure, lambda name: names[name] if counts[names[name]] == 1 else None
             )

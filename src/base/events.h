@@ -8,7 +8,7 @@ namespace varve {
 /// Returns true where a function takes events. Callers ask before they make one.
 bool EventsAreTaken();
 
-/// Reports an event. Does not wait, calls no function and never fails: may be called with locks
+/// Reports an event. Does not wait, calls no callback and never fails: may be called with locks
 /// held. Where there is no memory for the event it is dropped, and counted.
 void ReportEvent(Event event) noexcept;
 

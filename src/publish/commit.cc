@@ -5,7 +5,7 @@
 //     Make PARENT if needed, each new level synced into the one above it. A PARENT that exists is
 //     synced as well: its maker may have died before it did so.
 //  1. Lock .NAME.varve-lock. Two saves of one name at once: the second gets FailedPrecondition
-//     before it writes a byte. The lock ends with its holder, so a killed save blocks nobody. On a
+//     before it writes a byte. The lock ends with its holder, so a killed save blocks none. On a
 //     file system without locks (kUnimplemented) the save goes on without: staging names are
 //     unique, so nothing is ever mixed and step 9 decides who wins; only step 3 is then skipped.
 //  2. If NAME is absent but .NAME.varve-old is there, a crash hit an overwrite between 9b and 9c:
@@ -38,7 +38,7 @@
 //  8. Sync the staging directory: the files' names are durable before the directory's name is.
 //     Remove the mark, if there is one, and sync again. After a crash, a directory with the mark is
 //     a dead save's; in one without it the index tells which files are the checkpoint's.
-//  9. Publish. Nothing at NAME: (a) rename without replacing; if someone published NAME since
+//  9. Publish. Nothing at NAME: (a) rename without replacing; if another save published NAME since
 //     step 4 (possible only without locks) this save fails and theirs stays. An empty directory
 //     there: rename over it, which fails if it has been filled meanwhile.
 //     Something at NAME: exchange the two names in one step, so that at every instant NAME is one

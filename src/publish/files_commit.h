@@ -1,4 +1,4 @@
-/// Publishing directories whose files somebody else writes: DCP checkpoints whose index torch has
+/// Publishing directories whose files another program writes: DCP checkpoints whose index torch has
 /// made, and OLMo's layouts.
 #pragma once
 

@@ -3,7 +3,7 @@
 // stays. NAME is the directory. INDEX is the one file that makes the rest a checkpoint: no reader
 // reads data files that it does not name. So data files get names that no other save uses, and one
 // step puts INDEX in the place of the old one. How it does that is all that differs (index_slot.h):
-//   numbered  Varve's record, varve-N.json, with the next number on condition that nobody has it.
+//   numbered  Varve's record, varve-N.json, with the next number on condition that no save has it.
 //             Readers take the highest number. It names the directory of its files.
 //   compared  An index of another software has one name in an object store: DCP's `.metadata`, a
 //             Hugging Face folder's `model.safetensors.index.json`. It is written on condition that
@@ -26,12 +26,12 @@
 //     Hugging Face folder's side files, but for a step's note, into NAME where they are not there
 //     yet. A crash leaves these, and the next save takes them for its own.
 //  6. Replace INDEX. A crash before leaves what was there; after it, the save has succeeded. Where
-//     the answer never comes, nobody knows whether INDEX is the new one or will be: the data of
-//     both stay, and the save says so. Of two saves of one name at once
+//     the answer never comes, INDEX may be the new one, now or later: the data of both stay, and
+//     the save says so. Of two saves of one name at once
 //       numbered  one gets AlreadyExists and removes its own files. Then it lists NAME again: while
 //                 it wrote its data, another save may have published the same number, and a third
 //                 may have replaced that and removed it; the number was free again, and is not the
-//                 highest. Then nobody reads this save's record: it is taken back, and the save
+//                 highest. Then no reader opens this save's record: it is taken back, and the save
 //                 fails. It fails as well where its data have been removed.
 //       compared  of two first saves one gets AlreadyExists. Of two overwrites both may find the
 //                 old INDEX and then write: nothing makes that one step. INDEX is the later one, whole,

@@ -123,7 +123,7 @@ class Compared final : public IndexSlot {
     for (const std::string& name : replaced_.paths) {
       const std::string path = JoinPath(path_, name);
       if (!IsDataDirectoryName(name) && storage_.List(path).ok()) {
-        continue;  // No file but a folder, which is somebody else's.
+        continue;  // No file but a folder, which no save has made.
       }
       VARVE_RETURN_IF_ERROR(storage_.Remove(path));  // An index that is left needs what it names.
     }

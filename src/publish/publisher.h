@@ -47,8 +47,8 @@ class Publisher {
   [[nodiscard]] virtual SavePlace PlaceOf(const std::string& path, const SaveId& id,
                                           bool fixed) = 0;
 
-  /// Lets `write` make a file that nobody sees under the name `path` before it is whole, and then
-  /// durable. `write` gets the name to write to. Errors: those of `write`; where files are renamed,
+  /// Lets `write` make a file that no reader sees at `path` before it is whole, and then durable.
+  /// `write` gets the name to write to. Errors: those of `write`; where files are renamed,
   /// AlreadyExists where the name is taken and stays, and those of Storage::Rename; in an object
   /// store, where `write` decides whether it replaces an object, FailedPrecondition where one file
   /// would take the place of a directory.

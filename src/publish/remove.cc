@@ -73,7 +73,7 @@ RemovalReport Describe(const Inventory& found, Storage& storage, const std::stri
   return report;
 }
 
-/// Refuses a pinned checkpoint: it was pinned because somebody needs it.
+/// Refuses a pinned checkpoint: it was pinned because it is needed.
 Status CheckMayBeRemoved(Storage& storage, const std::string& given) {
   VARVE_ASSIGN_OR_RETURN(const std::string path, ResolveTarget(given, storage));
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));

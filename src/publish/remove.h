@@ -25,7 +25,7 @@ struct RemovalTerms {
 /// What a removal makes of readers.
 enum class Readers : std::uint8_t { kIgnore, kRespect };
 
-/// Removes a checkpoint as RemoveCheckpoint does, unless someone reads it. Errors: those of
+/// Removes a checkpoint as RemoveCheckpoint does, unless a reader has it open. Errors: those of
 /// RemoveCheckpoint; FailedPrecondition also when it is being read.
 Result<RemovalReport> RemoveUnlessUsed(const std::string& path, const RemovalTerms& terms,
                                        Storage& storage);

@@ -9,7 +9,7 @@
 //  2. Replace manifest.bin there by one write. Readers see the old one or the new one, whole; the
 //     old one could not be read, or step 3 is left out.
 //  3. Where the record is not what the files make it, write the next number, on condition that
-//     nobody has. A save that was published meanwhile stays, and the repair fails. A crash before
+//     no other has. A save that was published meanwhile stays, and the repair fails. A crash before
 //     leaves the checkpoint as it was, and the next repair goes on.
 //  4. Remove the older records, and the directories that they name.
 //

@@ -21,7 +21,7 @@ Result<std::uint64_t> SizeOf(Storage& storage, const std::string& name) {
   return file->size();
 }
 
-/// Returns the files that are not part of a checkpoint. Hidden ones are notes of other programs.
+/// Returns the files that are not part of a checkpoint. Hidden ones are not reported.
 std::vector<std::string> LeftOut(const Inventory& found) {
   std::vector<std::string> names;
   for (const OtherFile& other : found.others) {
