@@ -102,8 +102,8 @@ MUTANTS = (
     Mutant(
         "claim-damage-not-looked-for",
         "src/publish/claim.cc",
-        "if (code == StatusCode::kFailedPrecondition || code == StatusCode::kDataLoss) {",
-        "if (code != StatusCode::kInternal) {",
+        "      code == StatusCode::kFailedPrecondition || code == StatusCode::kDataLoss;",
+        "      code != StatusCode::kInternal;",
         COMMIT + ":Save*:Overwrite*",
     ),
     Mutant(
@@ -323,15 +323,29 @@ MUTANTS = (
     Mutant(
         "plan-hole",
         "src/plan/settle.cc",
-        "if (covered != Volume(first.shape)) {",
+        "if (covered != Volume(first.shape())) {",
         "if (false) {",
         PLAN,
     ),
     Mutant(
         "plan-other-shape",
         "src/plan/settle.cc",
-        "if (item.dtype != first.dtype || item.shape != first.shape) {",
+        "if (item.of != first.of && (item.dtype() != first.dtype() || item.shape() != first.shape())) {",
         "if (false) {",
+        PLAN,
+    ),
+    Mutant(
+        "plan-of-another-call",
+        "src/save/plan_exchange.cc",
+        "if (!sent.ok() || sent->head != head.digest) {",
+        "if (!sent.ok() && asked != 0) {",
+        PLAN,
+    ),
+    Mutant(
+        "plan-part-not-compared",
+        "src/save/plan_exchange.cc",
+        "if (((asked & kAskedForTensors) != 0 && DigestOf(sent->tensors) != head.tensors) ||",
+        "if (false ||",
         PLAN,
     ),
     Mutant(
