@@ -49,8 +49,8 @@ inline std::unique_ptr<CellPlace> MakePlace(const std::string& name) {
   if (name == "Store") {
     return std::make_unique<Store>();
   }
-  if (name == "S3") {
-    return std::make_unique<S3>();
+  if (name == "S3" || name == "S3AtEachRequest") {
+    return std::make_unique<S3>(name == "S3AtEachRequest");
   }
   const bool cached = name == "CachedDisk";
   return std::make_unique<Disk>(
@@ -174,7 +174,15 @@ class CrashCell : public testing::TestWithParam<Cell> {
       actions.emplace_back([this](Storage& s) { return HalveTheLargest(s, place_->path()); });
     }
     place_->Begin(actions);
-    place_->Coarsen(damaged_ ? 3 : way_->copies ? 2 : 1);  // The steps are those of an overwrite.
+    place_->Coarsen(Stride());
+  }
+
+  /// Returns 1 where each step is tried.
+  [[nodiscard]] std::uint64_t Stride() const {
+    if (GetParam().place == "S3AtEachRequest") {
+      return 1;
+    }
+    return damaged_ ? 3 : way_->copies ? 2 : 1;  // The steps are those of an overwrite.
   }
 
   [[nodiscard]] Order OrderOf(Storage& storage, int number, Overwrite overwrite) const {
