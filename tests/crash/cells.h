@@ -241,13 +241,17 @@ class CrashCell : public testing::TestWithParam<Cell> {
     EXPECT_TRUE(!way_->is_listed || is_whole == (seen != 0)) << "seen: " << seen;
   }
 
-  /// Returns what is stored once the state is there, or nothing new.
+  /// Returns what is stored once the state is there, or nothing new. Checks that an overwrite
+  /// without faults leaves no old data.
   const Names& NamesOf(int state) {
     auto& names = names_[state];
     if (names.empty()) {
       names = state == 2   ? place_->After({SaveNew()})
               : state == 3 ? place_->After({SaveNew(), SaveNext()})
                            : place_->After({});
+      if (state > 1 && state < way_->other_names_from && had_one_ && !damaged_) {
+        EXPECT_EQ(names, NamesOf(1));
+      }
     }
     return names;
   }

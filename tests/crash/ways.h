@@ -112,6 +112,7 @@ class Way {
   bool takes_users = true;         ///< Other files may lie beside the first save.
   bool takes_damaged_only = false;  ///< Overwrite::kDamaged.
   bool saves_a_part = false;        ///< SaveNext is what makes the checkpoint complete.
+  int other_names_from = 4;         ///< The first state whose files have other names than state 1.
 
  private:
   const std::string name_;
@@ -219,7 +220,11 @@ class ApartThenNeverWay final : public JobWay {
 
 class ApartThenTogetherWay final : public JobWay {
  public:
-  using JobWay::JobWay;
+  ApartThenTogetherWay(std::string name, Format format, int ranks, std::uint64_t rows,
+                       std::vector<int> apart_in)
+      : JobWay(std::move(name), format, ranks, rows, std::move(apart_in)) {
+    other_names_from = 3;
+  }
   Status SaveNext(const Order& order) override {
     return SaveTogether(*jobs_[2], order.path,
                         std::vector<Storage*>(order.storages.size(), order.storages[0]), true)[0];
@@ -232,6 +237,7 @@ class ApartThenTheOthersWay final : public JobWay {
   ApartThenTheOthersWay(std::string name, Format format, std::uint64_t rows)
       : JobWay(std::move(name), format, 3, rows, {0, 1, 2}) {
     saves_a_part = true;
+    other_names_from = 2;
   }
   [[nodiscard]] int next() const override { return 2; }
   std::vector<Status> SaveAll(const Order& order) override {
@@ -248,7 +254,10 @@ class ApartThenTheOthersWay final : public JobWay {
 /// Ranks together, over what ranks apart have saved.
 class TogetherOverApartWay final : public JobWay {
  public:
-  using JobWay::JobWay;
+  TogetherOverApartWay(std::string name, Format format, int ranks, std::uint64_t rows)
+      : JobWay(std::move(name), format, ranks, rows) {
+    other_names_from = 2;
+  }
   std::vector<Status> SaveAll(const Order& order) override {
     return order.number == 1 ? std::vector{SaveApart(*jobs_[0], 1, {0, 1, 2}, order.path,
                                                      *order.storages[0], false)}
@@ -362,6 +371,7 @@ class LayoutWay final : public Way {
       : Way(std::move(name), 1), from_(std::move(from)), to_(std::move(to)) {
     is_listed = false;
     takes_users = false;
+    other_names_from = 2;
   }
   static Layout Local(int world) {
     Layout files{"metadata.yaml"};
