@@ -274,7 +274,9 @@ class CrashCell : public testing::TestWithParam<Cell> {
     const int seen = Seen(left.storage);
     const int before = had_one_ && !damaged_ ? 1 : 0;
     std::set<int> allowed{2};
-    if (!left.outcome.ok()) {
+    if (left.fate == Left::Fate::kTold && IsVisible(left.outcome)) {
+      EXPECT_TRUE(left.fault && left.fault->operation == Operation::kSyncDirectory);
+    } else if (!left.outcome.ok()) {
       allowed.insert(before);
       if (way_->has_gap) {
         allowed.insert(0);
