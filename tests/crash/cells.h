@@ -193,6 +193,8 @@ class CrashCell : public testing::TestWithParam<Cell> {
            : damaged_ && way_->takes_damaged_only ? Overwrite::kDamaged
                                                   : Overwrite::kAlways;
   }
+  /// Returns true where the upload of a fixed name whose beginning got no answer stays.
+  [[nodiscard]] bool keeps_uploads() const { return way_->has_gap && GetParam().place == "Store"; }
   Action SaveNew() {
     return [this](Storage& s) { return way_->Save(OrderOf(s, 2, overwrite())); };
   }
@@ -263,7 +265,7 @@ class CrashCell : public testing::TestWithParam<Cell> {
     const bool unread = left.fault && !IsChange(left.fault->operation);
     if (!unread && (!place_->is_disk() || place_->has_locks())) {
       Names names = left.names();
-      if (way_->has_gap) {  // The upload of a fixed name whose beginning got no answer stays.
+      if (keeps_uploads()) {
         names.erase("(an upload)");
       }
       EXPECT_EQ(names, NamesOf(state));
@@ -349,6 +351,11 @@ class CrashCell : public testing::TestWithParam<Cell> {
       return;
     }
     EXPECT_TRUE(users_.Are(left.storage, place_->path()));
+    if (way_->has_gap && seen == 0) {
+      const std::string claim = JoinPath(place_->path(), std::string(kUploadClaim));
+      EXPECT_TRUE(FailsWith(left.storage.OpenForRead(claim), StatusCode::kNotFound));
+      EXPECT_TRUE(keeps_uploads() || !left.names().contains("(an upload)"));
+    }
     if (!way_->stays && !way_->apart && !(way_->has_gap && seen == 0) &&
         !(way_->leaves_side_files && seen == 0)) {
       CheckNames(left, seen);
