@@ -15,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "catalogue/names.h"
+#include "crash/copy_ways.h"
 #include "crash/object_places.h"
 #include "crash/places.h"
 #include "crash/users_files.h"
