@@ -15,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "catalogue/names.h"
+#include "crash/copy_ways.h"
 #include "crash/object_places.h"
 #include "crash/places.h"
 #include "crash/users_files.h"
@@ -49,8 +50,8 @@ inline std::unique_ptr<CellPlace> MakePlace(const std::string& name) {
   if (name == "Store") {
     return std::make_unique<Store>();
   }
-  if (name == "S3") {
-    return std::make_unique<S3>();
+  if (name == "S3" || name == "S3AtEachRequest") {
+    return std::make_unique<S3>(name == "S3AtEachRequest");
   }
   const bool cached = name == "CachedDisk";
   return std::make_unique<Disk>(
@@ -174,7 +175,15 @@ class CrashCell : public testing::TestWithParam<Cell> {
       actions.emplace_back([this](Storage& s) { return HalveTheLargest(s, place_->path()); });
     }
     place_->Begin(actions);
-    place_->Coarsen(damaged_ ? 3 : way_->copies ? 2 : 1);  // The steps are those of an overwrite.
+    place_->Coarsen(Stride());
+  }
+
+  /// Returns 1 where each step is tried.
+  [[nodiscard]] std::uint64_t Stride() const {
+    if (GetParam().place == "S3AtEachRequest") {
+      return 1;
+    }
+    return damaged_ ? 3 : way_->copies ? 2 : 1;  // The steps are those of an overwrite.
   }
 
   [[nodiscard]] Order OrderOf(Storage& storage, int number, Overwrite overwrite) const {
@@ -185,6 +194,8 @@ class CrashCell : public testing::TestWithParam<Cell> {
            : damaged_ && way_->takes_damaged_only ? Overwrite::kDamaged
                                                   : Overwrite::kAlways;
   }
+  /// Returns true where the upload of a fixed name whose beginning got no answer stays.
+  [[nodiscard]] bool keeps_uploads() const { return way_->has_gap && GetParam().place == "Store"; }
   Action SaveNew() {
     return [this](Storage& s) { return way_->Save(OrderOf(s, 2, overwrite())); };
   }
@@ -233,13 +244,17 @@ class CrashCell : public testing::TestWithParam<Cell> {
     EXPECT_TRUE(!way_->is_listed || is_whole == (seen != 0)) << "seen: " << seen;
   }
 
-  /// Returns what is stored once the state is there, or nothing new.
+  /// Returns what is stored once the state is there, or nothing new. Checks that an overwrite
+  /// without faults leaves no old data.
   const Names& NamesOf(int state) {
     auto& names = names_[state];
     if (names.empty()) {
       names = state == 2   ? place_->After({SaveNew()})
               : state == 3 ? place_->After({SaveNew(), SaveNext()})
                            : place_->After({});
+      if (state > 1 && state < way_->other_names_from && had_one_ && !damaged_) {
+        EXPECT_EQ(names, NamesOf(1));
+      }
     }
     return names;
   }
@@ -251,9 +266,9 @@ class CrashCell : public testing::TestWithParam<Cell> {
     const bool unread = left.fault && !IsChange(left.fault->operation);
     if (!unread && (!place_->is_disk() || place_->has_locks())) {
       Names names = left.names();
-      // The upload of a fixed name whose beginning got no answer stays until the checkpoint of these
-      // names is replaced.
-      if (way_->has_gap && !(left.outcome.ok() && state == 3)) {
+      // The upload of a fixed name whose beginning got no answer stays until the checkpoint of
+      // these names is replaced.
+      if (keeps_uploads() && !(left.outcome.ok() && state == 3)) {
         names.erase("(an upload)");
       }
       EXPECT_EQ(names, NamesOf(state));
@@ -264,7 +279,9 @@ class CrashCell : public testing::TestWithParam<Cell> {
     const int seen = Seen(left.storage);
     const int before = had_one_ && !damaged_ ? 1 : 0;
     std::set<int> allowed{2};
-    if (!left.outcome.ok()) {
+    if (left.fate == Left::Fate::kTold && IsVisible(left.outcome)) {
+      EXPECT_TRUE(left.fault && left.fault->operation == Operation::kSyncDirectory);
+    } else if (!left.outcome.ok()) {
       allowed.insert(before);
       if (way_->has_gap) {
         allowed.insert(0);
@@ -337,6 +354,11 @@ class CrashCell : public testing::TestWithParam<Cell> {
       return;
     }
     EXPECT_TRUE(users_.Are(left.storage, place_->path()));
+    if (way_->has_gap && seen == 0) {
+      const std::string claim = JoinPath(place_->path(), std::string(kUploadClaim));
+      EXPECT_TRUE(FailsWith(left.storage.OpenForRead(claim), StatusCode::kNotFound));
+      EXPECT_TRUE(keeps_uploads() || !left.names().contains("(an upload)"));
+    }
     if (!way_->stays && !way_->apart && !(way_->has_gap && seen == 0) &&
         !(way_->leaves_side_files && seen == 0)) {
       CheckNames(left, seen);

@@ -92,9 +92,10 @@ INSTANTIATE_TEST_SUITE_P(Store, CrashMatrix,
                                       {"Store"}, kPlain)),
                          kName);
 INSTANTIATE_TEST_SUITE_P(S3, CrashMatrix,
-                         Join(CellsOf({"VarveOfRanks", "DcpOfRanks", "Hf", "HfOfRanks", "Apart01",
-                                       "Hfai", "ConvertToHf", "UploadOfVarve", "UploadOfDcp",
-                                       "UploadOfHfai"},
+                         Join(CellsOf({"VarveOfRanks", "DcpOfRanks", "UploadOfVarve"},
+                                      {"S3AtEachRequest"}, {Before::kNothing, Before::kCheckpoint}),
+                              CellsOf({"Hf", "HfOfRanks", "Apart01", "Hfai", "ConvertToHf",
+                                       "UploadOfDcp", "UploadOfHfai"},
                                       {"S3"}, {Before::kNothing, Before::kCheckpoint})),
                          kName);
 

@@ -77,7 +77,8 @@ TEST_P(CrashAfterALateFile, LosesNoFile) {
     FaultyStorage faulty(*memory);
     faulty.StopAt(k);
     users_ = early;
-    faulty.SetObserver([&, arrived = false](Operation operation, const std::string&) mutable {
+    bool arrived = false;
+    faulty.SetObserver([&](Operation operation, const std::string&) {
       if (operation == Operation::kRename && !std::exchange(arrived, true)) {
         EXPECT_TRUE(IsOk(WriteWholeFile(*memory, place_->path() + "/late.log", "late")));
         EXPECT_TRUE(IsOk(memory->SyncDirectory(place_->path())));
@@ -86,17 +87,30 @@ TEST_P(CrashAfterALateFile, LosesNoFile) {
     });
     const Status outcome = SaveNew()(faulty);
     stopped = faulty.stopped();
-    for (const Action& next : {Collect(), SaveNext()}) {
+    const auto expect = [&](MemoryStorage& storage, int state) {
+      EXPECT_EQ(Seen(storage), state);
+      EXPECT_TRUE(users_.Are(storage, place_->path()));
+      Names names = NamesOf(state);
+      if (arrived) {
+        names.insert(place_->path() + "/late.log");
+      }
+      EXPECT_EQ(Disk::NamesIn(storage), names);
+    };
+    if (!stopped) {
+      EXPECT_TRUE(IsOk(outcome));
+      EXPECT_TRUE(arrived);
+      expect(*memory, 2);
+    }
+    for (const bool collects : {true, false}) {
       for (const Survivor& survivor : Survivors(*memory, 2)) {
         const testing::ScopedTrace how("", 0, survivor.how);
-        Storage& storage = *survivor.storage;
+        MemoryStorage& storage = *survivor.storage;
         const int seen = Seen(storage);
         EXPECT_TRUE(seen == 2 || (seen == 1 && !outcome.ok())) << "seen: " << seen;
         EXPECT_TRUE(users_.AreSomewhere(storage, place_->run(), place_->path()));
-        EXPECT_TRUE(IsOk(next(storage)));
-        EXPECT_TRUE(users_.Are(storage, place_->path()));
-        EXPECT_TRUE(
-            users_.Are(*survivor.storage->AfterPowerCut(PowerCut::kKeepSynced), place_->path()));
+        EXPECT_TRUE(IsOk((collects ? Collect() : SaveNext())(storage)));
+        expect(storage, collects ? seen : way_->next());
+        EXPECT_TRUE(users_.Are(*storage.AfterPowerCut(PowerCut::kKeepSynced), place_->path()));
       }
     }
   }

@@ -2,6 +2,7 @@
 /// protocol.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -287,18 +288,18 @@ class S3Run final : public ObjectRun {
   S3Run()
       : storage_(QuickSettings(server_), [] { return s3::Credentials{"key", "secret", "token"}; }) {
   }
-  enum : int { kNotDone, kNoAnswer, kRefused, kCorrupted };
+  /// Those that a retry outlasts come first.
+  static constexpr std::array kFaults{
+      S3Fault::kUnavailable,  S3Fault::kResetBefore, S3Fault::kResetAfter, S3Fault::kTruncated,
+      S3Fault::kInternalLate, S3Fault::kRefused,     S3Fault::kCorrupted};
+  static constexpr int NumberOf(S3Fault fault) {
+    return static_cast<int>(std::find(kFaults.begin(), kFaults.end(), fault) - kFaults.begin());
+  }
   Storage& storage() override { return storage_; }
   void SetScript(std::function<int(int)> script) override {
     server_.SetScript([script = std::move(script)](const S3Request&, int index) {
       const int fault = script(index);
-      const auto kind = static_cast<std::size_t>(index);
-      return fault == kNotDone ? std::array{S3Fault::kUnavailable, S3Fault::kResetBefore}[kind % 2]
-             : fault == kNoAnswer  ? std::array{S3Fault::kResetAfter, S3Fault::kInternalLate,
-                                               S3Fault::kTruncated}[kind % 3]
-             : fault == kRefused   ? S3Fault::kRefused
-             : fault == kCorrupted ? S3Fault::kCorrupted
-                                   : S3Fault::kNone;
+      return fault < 0 ? S3Fault::kNone : kFaults.at(static_cast<std::size_t>(fault));
     });
   }
   [[nodiscard]] int requests() const override { return server_.requests(); }
@@ -320,6 +321,8 @@ class S3Run final : public ObjectRun {
 
 class S3 final : public Objects {
  public:
+  /// Each request is tried, or every third one: each try is two saves and more.
+  explicit S3(bool each_request) : each_request_(each_request) {}
   [[nodiscard]] std::string run() const override { return "s3://bucket/run"; }
   void CorruptAnswers() override { faults_.told = 2; }
 
@@ -329,14 +332,16 @@ class S3 final : public Objects {
   }
   [[nodiscard]] const ObjectFaults& faults() const override { return faults_; }
   [[nodiscard]] int requests_a_step() const override {
-    return kSanitized ? 12 : 3;  // Each is two saves and more; Store tries each request.
+    return kSanitized ? 12 : each_request_ ? 1 : 3;
   }
 
  private:
-  ObjectFaults faults_{.passing = 2,
+  static constexpr int kRefused = S3Run::NumberOf(S3Fault::kRefused);
+  const bool each_request_;
+  ObjectFaults faults_{.passing = kRefused,
                        .told = 1,
-                       .dead = {S3Run::kRefused, S3Run::kNoAnswer},
-                       .refusal = S3Run::kRefused};
+                       .dead = {kRefused, S3Run::NumberOf(S3Fault::kResetAfter)},
+                       .refusal = kRefused};
 };
 
 }  // namespace varve::test

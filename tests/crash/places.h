@@ -40,10 +40,14 @@ struct Left {
 };
 using Judge = std::function<void(Left&)>;
 
-/// Returns true where a save says that it does not know whether readers see it, or will.
+/// Returns true where a save to an object store says that it does not know whether readers see it.
 inline bool IsOpen(const Status& outcome) {
-  return outcome.message().find("may be visible") != std::string::npos ||
-         outcome.message().find("is visible but may not survive") != std::string::npos;
+  return outcome.message().find("may be visible") != std::string::npos;
+}
+
+/// Returns true where a save to a disk says that readers see it, but that a power cut may undo it.
+inline bool IsVisible(const Status& outcome) {
+  return outcome.message().find("is visible but may not survive") != std::string::npos;
 }
 
 /// Returns a name without what is random or counted in it.

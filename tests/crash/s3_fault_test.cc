@@ -1,5 +1,5 @@
-// Saves by two ranks, loads and cleanups, as S3 servers see them. Saves in each format, with a
-// fault at each request: s3_format_fault_test.cc.
+// Saves by two ranks, loads and cleanups, as S3 servers see them. Saves with a fault at each request
+// are cells of the crash matrix: crash_matrix_test.cc.
 
 #include <algorithm>
 #include <map>

@@ -1,5 +1,5 @@
-// Saves by ranks that are not connected to each other on an S3 server: which of two is the newer, and
-// what is no garbage.
+// Saves by ranks that are not connected to each other on an S3 server: which of two is the newer,
+// and what is no garbage.
 
 #include <algorithm>
 #include <memory>

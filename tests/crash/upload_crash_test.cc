@@ -9,10 +9,10 @@
 
 #include <gtest/gtest.h>
 
+#include "crash/copy_ways.h"
 #include "crash/s3_faults.h"
 #include "crash/saves.h"
 #include "crash/states.h"
-#include "crash/ways.h"
 #include "publish/commit.h"
 #include "storage/memory.h"
 #include "storage/s3/s3_storage.h"

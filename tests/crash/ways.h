@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,52 +16,11 @@
 #include "crash/states.h"
 #include "publish/claim.h"
 #include "publish/files_commit.h"
-#include "storage/memory.h"
 #include "support/dcp_in_place.h"
 #include "support/hfai_part.h"
-#include "support/small_state.h"
 #include "support/status_matchers.h"
-#include "varve/convert.h"
-#include "varve/upload.h"
 
 namespace varve::test {
-
-/// A storage with another one, which never fails, behind the names that begin with "local"; of an
-/// object store behind all that are no names of objects.
-class WithSource final : public Storage {
- public:
-  WithSource(Storage& source, Storage& under_test)
-      : Storage(under_test.extras()), source_(source), under_test_(under_test) {}
-  Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
-                                                     const WriteOptions& options) override {
-    return Of(name).OpenForWrite(name, options);
-  }
-  Result<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& name) override {
-    return Of(name).OpenForRead(name);
-  }
-  Result<std::vector<DirectoryEntry>> List(const std::string& name) override {
-    return Of(name).List(name);
-  }
-  Status MakeDirectory(const std::string& name) override { return Of(name).MakeDirectory(name); }
-  Status SyncDirectory(const std::string& name) override { return Of(name).SyncDirectory(name); }
-  Status Rename(const std::string& from, const std::string& to, RenameMode mode) override {
-    return Of(from).Rename(from, to, mode);
-  }
-  Status Remove(const std::string& name) override { return Of(name).Remove(name); }
-  Result<std::unique_ptr<StorageLock>> Lock(const std::string& name) override {
-    return Of(name).Lock(name);
-  }
-
- private:
-  Storage& Of(const std::string& name) {
-    const bool objects = under_test_.extras().conditional_writes != nullptr;
-    return (objects ? name.find("://") == std::string::npos : name.starts_with("local"))
-               ? source_
-               : under_test_;
-  }
-  Storage& source_;
-  Storage& under_test_;
-};
 
 /// One save: of which state, where, over what.
 struct Order {
@@ -112,6 +70,7 @@ class Way {
   bool takes_users = true;         ///< Other files may lie beside the first save.
   bool takes_damaged_only = false;  ///< Overwrite::kDamaged.
   bool saves_a_part = false;        ///< SaveNext is what makes the checkpoint complete.
+  int other_names_from = 4;         ///< The first state whose files have other names than state 1.
 
  private:
   const std::string name_;
@@ -219,7 +178,11 @@ class ApartThenNeverWay final : public JobWay {
 
 class ApartThenTogetherWay final : public JobWay {
  public:
-  using JobWay::JobWay;
+  ApartThenTogetherWay(std::string name, Format format, int ranks, std::uint64_t rows,
+                       std::vector<int> apart_in)
+      : JobWay(std::move(name), format, ranks, rows, std::move(apart_in)) {
+    other_names_from = 3;
+  }
   Status SaveNext(const Order& order) override {
     return SaveTogether(*jobs_[2], order.path,
                         std::vector<Storage*>(order.storages.size(), order.storages[0]), true)[0];
@@ -232,6 +195,7 @@ class ApartThenTheOthersWay final : public JobWay {
   ApartThenTheOthersWay(std::string name, Format format, std::uint64_t rows)
       : JobWay(std::move(name), format, 3, rows, {0, 1, 2}) {
     saves_a_part = true;
+    other_names_from = 2;
   }
   [[nodiscard]] int next() const override { return 2; }
   std::vector<Status> SaveAll(const Order& order) override {
@@ -248,7 +212,10 @@ class ApartThenTheOthersWay final : public JobWay {
 /// Ranks together, over what ranks apart have saved.
 class TogetherOverApartWay final : public JobWay {
  public:
-  using JobWay::JobWay;
+  TogetherOverApartWay(std::string name, Format format, int ranks, std::uint64_t rows)
+      : JobWay(std::move(name), format, ranks, rows) {
+    other_names_from = 2;
+  }
   std::vector<Status> SaveAll(const Order& order) override {
     return order.number == 1 ? std::vector{SaveApart(*jobs_[0], 1, {0, 1, 2}, order.path,
                                                      *order.storages[0], false)}
@@ -362,6 +329,7 @@ class LayoutWay final : public Way {
       : Way(std::move(name), 1), from_(std::move(from)), to_(std::move(to)) {
     is_listed = false;
     takes_users = false;
+    other_names_from = 2;
   }
   static Layout Local(int world) {
     Layout files{"metadata.yaml"};
@@ -410,91 +378,6 @@ class LayoutWay final : public Way {
   }
   const Layout from_;
   const Layout to_;
-};
-
-/// Conversions of checkpoints on a disk that does not fail, to Hugging Face folders or by Unshard.
-class ConvertWay final : public NumberWay {
- public:
-  ConvertWay(std::string name, bool unshards, bool objects)
-      : NumberWay(std::move(name), 1), unshards_(unshards) {
-    copies = true;
-    has_gap = unshards && objects;
-    leaves_side_files = !unshards && objects;
-    takes_users = false;
-    const Value leaf{.kind = ValueKind::kTensorLeaf, .text = "torch"};
-    for (int number = 1; number <= 3; ++number) {
-      const std::vector<float> values(2000, static_cast<float>(number));
-      EXPECT_TRUE(IsOk(
-          SmallState()
-              .Structure(Dict({{"model", Dict({{"w", leaf}})}, {"optim", Dict({{"m", leaf}})}}))
-              .Floats("model.w", values)
-              .Floats("optim.m", values)
-              .File("config.yaml", "run: x")
-              .Save(source_, Source(number))));
-    }
-  }
-  /// A run that goes on never takes the old checkpoint's files for its own.
-  [[nodiscard]] int next() const override { return unshards_ ? 2 : 3; }
-  std::vector<Status> SaveAll(const Order& order) override {
-    WithSource both(source_, *order.storages[0]);
-    const bool over = order.overwrite != Overwrite::kNever;
-    if (unshards_) {
-      UnshardOptions options;
-      options.overwrite = over;
-      return {Unshard(Source(order.number), order.path, options, both).status()};
-    }
-    ConvertOptions options;
-    options.to = ConvertTarget::kHf;
-    options.overwrite = over;
-    options.shard_size = 8000;
-    return {Convert(Source(order.number), order.path, options, both).status()};
-  }
-
- private:
-  static Value Dict(const std::vector<std::pair<std::string, Value>>& items) {
-    Value dict{.kind = ValueKind::kDict};
-    for (const auto& [key, value] : items) {
-      dict.items.push_back(Value::Str(key));
-      dict.items.push_back(value);
-    }
-    return dict;
-  }
-  static std::string Source(int number) { return "local/" + std::to_string(number); }
-  const bool unshards_;
-  MemoryStorage source_;
-};
-
-/// Uploads by two ranks of what another way has saved on a disk that does not fail.
-class UploadWay final : public Way {
- public:
-  UploadWay(std::string name, std::unique_ptr<Way> way, bool fixed_names)
-      : Way(std::move(name), 2), way_(std::move(way)) {
-    copies = true;
-    has_gap = fixed_names;
-    takes_users = false;
-    for (int number = 1; number <= 3; ++number) {
-      const std::vector<Storage*> storages(static_cast<std::size_t>(way_->ranks()), &source_);
-      EXPECT_TRUE(
-          IsOk(way_->Save({.storages = storages, .path = Source(number), .number = number})));
-    }
-  }
-  std::vector<Status> SaveAll(const Order& order) override {
-    return Together(order.storages, order.mortal, [&](Coordinator& rank, Storage& storage) {
-      WithSource both(source_, storage);
-      UploadOptions options;
-      options.overwrite = order.overwrite;
-      options.in_place = has_gap && order.overwrite == Overwrite::kAlways;
-      return Upload(Source(order.number), order.path, options, rank, both).status();
-    });
-  }
-  Result<int> Seen(Storage& storage, const std::string& path) override {
-    return way_->Seen(storage, path);
-  }
-
- private:
-  static std::string Source(int number) { return "local/" + std::to_string(number); }
-  const std::unique_ptr<Way> way_;
-  MemoryStorage source_;
 };
 
 }  // namespace varve::test

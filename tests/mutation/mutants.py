@@ -22,7 +22,7 @@ COMMIT = (
     "*Commit*:*Crash*:*Fault*:*Save*:*Overwrite*:*Garbage*:*Claim*:*Displaced*:*RanksApart*"
     ":EmptyDirectory*:Reader*:Remove*:Open*:NewestCheckpoint*"
 )
-GARBAGE = "*Garbage*:*Crash*:Olmo*:Remove*"
+GARBAGE = "*Garbage*:*Collector*:*Crash*:Olmo*:Remove*"
 READERS = "HeaderBytes*:ReadFiles*:CheckBlocks*:*Read*:*RecordSums*:*RoundTrip*:*Golden*:Load*:Fuzz*:DecodeHeader*"
 AGENT = (
     "*Session*:JobMachine*:*Agent*:*Deferred*:Orphan*:Executor*:*Lost*:NextJob*:StagedFile*"
