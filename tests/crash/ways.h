@@ -302,6 +302,9 @@ class InPlaceWay final : public Way {
     return one_rank_ ? SaveRankInPlace(storage, path, 1, 'B') : Status::Ok();
   }
   Result<int> Seen(Storage& storage, const std::string& path) override {
+    if (!storage.List(path + "/__0_7.distcp").ok()) {
+      return Internal("the user's folder is lost");
+    }
     VARVE_ASSIGN_OR_RETURN(const Content content, ReadContent(path, storage));
     for (int number = 1; number <= 3; ++number) {
       const char seed = static_cast<char>('m' + number);
