@@ -158,7 +158,8 @@ class CrashCell : public testing::TestWithParam<Cell> {
     }
     actions.emplace_back([this](Storage& s) { return way_->Prepare(s, place_->path()); });
     if (before == Before::kUsersFiles || before == Before::kBesideUsersFiles) {
-      users_ = UsersFiles(place_->is_disk(), before == Before::kUsersFiles && !way_->stays);
+      users_ = UsersFiles(place_->is_disk(), before == Before::kUsersFiles && !way_->stays,
+                          way_->is_varve);
     }
     const auto write_users = [this](Storage& s) { return users_.Write(s, place_->path()); };
     const auto save_old = [this](Storage& s) {
@@ -252,8 +253,9 @@ class CrashCell : public testing::TestWithParam<Cell> {
       names = state == 2   ? place_->After({SaveNew()})
               : state == 3 ? place_->After({SaveNew(), SaveNext()})
                            : place_->After({});
-      if (state > 1 && state < way_->other_names_from && had_one_ && !damaged_) {
-        EXPECT_EQ(names, NamesOf(1));
+      if (!way_->other_names.contains(state) &&
+          (state == 3 || (state == 2 && had_one_ && !damaged_))) {
+        EXPECT_EQ(names, NamesOf(state - 1));
       }
     }
     return names;

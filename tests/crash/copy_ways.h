@@ -113,6 +113,7 @@ class UploadWay final : public Way {
       : Way(std::move(name), 2), way_(std::move(way)) {
     copies = true;
     has_gap = fixed_names;
+    is_varve = way_->is_varve;
     takes_users = false;
     for (int number = 1; number <= 3; ++number) {
       const std::vector<Storage*> storages(static_cast<std::size_t>(way_->ranks()), &source_);

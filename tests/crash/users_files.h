@@ -16,14 +16,19 @@ namespace varve::test {
 class UsersFiles {
  public:
   UsersFiles() = default;
-  /// `configuration`: nothing but what a folder of a tokenizer's may have.
-  UsersFiles(bool is_disk, bool configuration) : is_disk_(is_disk) {
+  /// `configuration`: nothing but what a folder of a tokenizer's may have. `beside_varve`: files of
+  /// other formats too.
+  UsersFiles(bool is_disk, bool configuration, bool beside_varve) : is_disk_(is_disk) {
     files_ = {{"tokenizer.json", "{}"}};
     if (configuration) {
       return;
     }
     files_["notes.txt"] = "mine";
     files_["__0_0.distcp.bak"] = "no data file";
+    if (beside_varve) {
+      files_["model.safetensors"] = "of another program";
+      files_["data-train.safetensors"] = "samples";
+    }
     if (is_disk) {
       files_["my.metadata"] = "no index";
       files_["tokenizer/vocab.txt"] = "a b c";

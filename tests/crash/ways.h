@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,7 +72,8 @@ class Way {
   bool takes_users = true;         ///< Other files may lie beside the first save.
   bool takes_damaged_only = false;  ///< Overwrite::kDamaged.
   bool saves_a_part = false;        ///< SaveNext is what makes the checkpoint complete.
-  int other_names_from = 4;         ///< The first state whose files have other names than state 1.
+  bool is_varve = false;            ///< In Varve's own format.
+  std::set<int> other_names;        ///< States whose files have other names than the one before.
 
  private:
   const std::string name_;
@@ -97,6 +100,7 @@ class JobWay : public Way {
     is_save = true;
     takes_users = false;
     takes_damaged_only = !apart;
+    is_varve = format == Format::kVarve;
     for (std::uint64_t number = 1; number <= 3; ++number) {
       jobs_.push_back(std::make_unique<JobState>(number, ranks, rows));
       if (format == Format::kSafetensors) {
@@ -118,10 +122,7 @@ class JobWay : public Way {
       SaveOptions options = SmallSave(false, format_);
       options.overwrite = order.overwrite;
       State state = job.rank(rank.rank());
-      state.files = files_;
-      for (SideFile& file : state.files) {
-        file.content = std::to_string(order.number) + file.content;
-      }
+      state.files = FilesOf(order.number);
       return varve::Save(state, order.path, options, rank, storage).status();
     });
   }
@@ -134,33 +135,57 @@ class JobWay : public Way {
       // DCP makes a structure of its own, of the names.
       if (content.tensors == want.tensors && content.objects == want.objects &&
           (format_ != Format::kVarve || content.structure == want.structure)) {
-        for (const SideFile& file : files_) {
-          VARVE_ASSIGN_OR_RETURN(const std::string there, reader->ReadFile(file.name));
-          if (there != std::to_string(number) + file.content) {
-            return Internal("the side files of another state");
-          }
-        }
-        return number;
+        return CheckFiles(*reader, number).ok() ? Result<int>(number)
+                                                : Internal("the side files of another state");
       }
     }
     return Internal("a mix");
   }
 
  protected:
-  std::vector<SideFile> files_;
+  /// Returns the side files of a state.
+  [[nodiscard]] virtual std::vector<SideFile> FilesOf(int /*number*/) const { return {}; }
   std::vector<std::unique_ptr<JobState>> jobs_;
 
  private:
+  /// Checks that the side files of a state are there, and no other state's.
+  [[nodiscard]] Status CheckFiles(CheckpointReader& reader, int number) const {
+    std::map<std::string, std::string> want;
+    for (const SideFile& file : FilesOf(number)) {
+      want[file.name] = file.content;
+    }
+    for (int state = 1; state <= 3; ++state) {
+      for (const SideFile& file : FilesOf(state)) {
+        const auto there = reader.ReadFile(file.name);
+        const auto wanted = want.find(file.name);
+        if (wanted == want.end() ? there.status().code() != StatusCode::kNotFound
+                                 : !there.ok() || *there != wanted->second) {
+          return Internal(file.name);
+        }
+      }
+    }
+    return Status::Ok();
+  }
+
   const Format format_;
   const std::vector<int> order_;
 };
 
+/// Saves with side files, of which one is in state 1 alone, and one in the states after it.
 class SideFilesWay final : public JobWay {
  public:
   SideFilesWay(std::string name, Format format) : JobWay(std::move(name), format, 1, 24) {
     has_folders = true;
-    files_ = {
-        {"tokenizer/merges.json", "[1]"}, {"tokenizer/extra/a b.txt", "x"}, {"side.json", ""}};
+    other_names = {2};
+  }
+
+ private:
+  [[nodiscard]] std::vector<SideFile> FilesOf(int number) const override {
+    const std::string text = std::to_string(number);
+    return {{"tokenizer/merges.json", text + "[1]"},
+            {"tokenizer/extra/a b.txt", text + "x"},
+            {"side.json", text},
+            {number == 1 ? "tokenizer/once.txt" : "later/since.txt", text}};
   }
 };
 
@@ -181,7 +206,7 @@ class ApartThenTogetherWay final : public JobWay {
   ApartThenTogetherWay(std::string name, Format format, int ranks, std::uint64_t rows,
                        std::vector<int> apart_in)
       : JobWay(std::move(name), format, ranks, rows, std::move(apart_in)) {
-    other_names_from = 3;
+    other_names = {3};
   }
   Status SaveNext(const Order& order) override {
     return SaveTogether(*jobs_[2], order.path,
@@ -195,7 +220,7 @@ class ApartThenTheOthersWay final : public JobWay {
   ApartThenTheOthersWay(std::string name, Format format, std::uint64_t rows)
       : JobWay(std::move(name), format, 3, rows, {0, 1, 2}) {
     saves_a_part = true;
-    other_names_from = 2;
+    other_names = {2, 3};
   }
   [[nodiscard]] int next() const override { return 2; }
   std::vector<Status> SaveAll(const Order& order) override {
@@ -214,7 +239,7 @@ class TogetherOverApartWay final : public JobWay {
  public:
   TogetherOverApartWay(std::string name, Format format, int ranks, std::uint64_t rows)
       : JobWay(std::move(name), format, ranks, rows) {
-    other_names_from = 2;
+    other_names = {2};
   }
   std::vector<Status> SaveAll(const Order& order) override {
     return order.number == 1 ? std::vector{SaveApart(*jobs_[0], 1, {0, 1, 2}, order.path,
@@ -332,7 +357,7 @@ class LayoutWay final : public Way {
       : Way(std::move(name), 1), from_(std::move(from)), to_(std::move(to)) {
     is_listed = false;
     takes_users = false;
-    other_names_from = 2;
+    other_names = {2};
   }
   static Layout Local(int world) {
     Layout files{"metadata.yaml"};
