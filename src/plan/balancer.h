@@ -13,7 +13,8 @@
 #include "plan/save_plan.h"
 #include "tensor/box.h"
 
-namespace varve {
+/// Names that other modules use for things of their own.
+namespace varve::settling {
 
 /// A tensor of a rank's plan.
 struct Held {
@@ -189,4 +190,4 @@ class Balancer {
   std::vector<std::uint64_t> load_;
 };
 
-}  // namespace varve
+}  // namespace varve::settling

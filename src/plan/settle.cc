@@ -45,6 +45,13 @@
 namespace varve {
 namespace {
 
+using settling::Balancer;
+using settling::Held;
+using settling::Holders;
+using settling::Part;
+using settling::RanksOf;
+using settling::Shard;
+
 bool AreSameRanks(Holders a, Holders b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                     [](const Held& x, const Held& y) { return x.rank == y.rank; });

@@ -259,23 +259,26 @@ def public_headers_are_few(root: Path) -> list[str]:
     ]
 
 
-TYPE = re.compile(r"^(?:struct|class|enum class|using) ([A-Z]\w*)\b(?! *;)", re.MULTILINE)
-PROTOCOL = ("include/varve/protocol", "src/protocol")
+SPACE_OR_TYPE = re.compile(
+    r"(?m)^(?:namespace (?P<opened>\w[\w:]*) \{|(?P<closed>\}  // namespace)"
+    r"|(?:struct|class|enum class|using) (?P<type>[A-Z]\w*)\b(?!::| *;))"
+)
 
 
-def protocol_types_have_names_of_their_own(root: Path) -> list[str]:
-    """No type of varve::protocol has the name of one of varve: the two would mean two things."""
-    engine: dict[str, Path] = {}
-    protocol: dict[str, Path] = {}
+def types_have_names_of_their_own(root: Path) -> list[str]:
+    """No two headers have types of one name, which the linker takes for one; varve::protocol's count as varve's."""
+    seen: dict[str, Path] = {}
+    problems = []
     for name, text in code_files(root, "include", "src"):
-        if name.suffix != ".h":
-            continue
-        found = protocol if any(name.is_relative_to(folder) for folder in PROTOCOL) else engine
-        found.update(dict.fromkeys(TYPE.findall(text), name))
-    return [
-        f"{protocol[type_]}: {type_} is also a type of {engine[type_]}"
-        for type_ in sorted(engine.keys() & protocol.keys())
-    ]
+        spaces: list[str] = []
+        for found in SPACE_OR_TYPE.finditer(text) if name.suffix == ".h" else ():
+            if found["opened"]:
+                spaces.append(found["opened"].removesuffix("::protocol"))
+            elif found["closed"]:
+                spaces.pop()
+            elif (other := seen.setdefault("::".join([*spaces, found["type"]]), name)) != name:
+                problems.append(f"{name}: {found['type']} is also a type of {other}")
+    return problems
 
 
 # They stand on std::atomic::wait, which loses wake-ups in libstdc++ 11 and 12 (GCC bug 104928).
@@ -380,7 +383,7 @@ FILE_RULES: tuple[Callable[[Path], list[str]], ...] = (
     users_include_public_headers,
     public_headers_include_downwards,
     public_headers_are_few,
-    protocol_types_have_names_of_their_own,
+    types_have_names_of_their_own,
     no_lost_wake_ups,
     file_length,
     folder_size,

@@ -113,10 +113,10 @@ BREAKS = {
         "include/varve/status.h:1: a public header may not include zstd.h",
     ),
     "a type of the protocol with an engine's name": (
-        rules.protocol_types_have_names_of_their_own,
+        rules.types_have_names_of_their_own,
         {
-            "include/varve/metadata.h": "struct Metadata {\n",
-            "include/varve/protocol/metadata.h": "struct Metadata {\n",
+            "include/varve/metadata.h": "namespace varve {\nstruct Metadata {\n",
+            "include/varve/protocol/metadata.h": "namespace varve::protocol {\nstruct Metadata {\n",
         },
         "include/varve/protocol/metadata.h: Metadata is also a type of include/varve/metadata.h",
     ),
