@@ -24,8 +24,8 @@ class HeaderMerge {
  public:
   HeaderMerge();
   ~HeaderMerge();
-  HeaderMerge(HeaderMerge&&) noexcept;
-  HeaderMerge& operator=(HeaderMerge&&) noexcept;
+  HeaderMerge(const HeaderMerge&) = delete;
+  HeaderMerge& operator=(const HeaderMerge&) = delete;
 
   /// Adds the next file, in the order of their ranks. Errors: MergeHeaders'; Internal for another
   /// order. Call nothing after an error.

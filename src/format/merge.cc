@@ -281,8 +281,6 @@ Status CheckTiling(const TensorMetadata& tensor) {
 
 HeaderMerge::HeaderMerge() : merged_(std::make_unique<Merged>()) {}
 HeaderMerge::~HeaderMerge() = default;
-HeaderMerge::HeaderMerge(HeaderMerge&&) noexcept = default;
-HeaderMerge& HeaderMerge::operator=(HeaderMerge&&) noexcept = default;
 
 Status HeaderMerge::Add(const CheckedHeader& file) {
   Metadata& metadata = merged_->metadata;
