@@ -17,7 +17,7 @@ void Fields(Archive& archive, FieldsOf<Archive, TensorSpec>& spec) {
 
 namespace {
 
-/// What stands behind an item's flags.
+/// The optional fields of an encoded item.
 enum Flag : std::uint8_t {
   kOtherNumber = 1,  ///< Its number in the table; else the one after the item's before.
   kFingerprint = 2,
@@ -28,15 +28,8 @@ enum Flag : std::uint8_t {
 constexpr std::uint8_t kAllFlags = 31;
 constexpr std::size_t kMostDims = 64;  // As in torch and NumPy.
 
-/// Returns whether an item is all of its tensor.
-bool IsWhole(const PlannedTensor& item) {
-  const Dims& offsets = item.box.offsets;
-  return item.box.sizes == item.shape() &&
-         std::all_of(offsets.begin(), offsets.end(), [](std::uint64_t at) { return at == 0; });
-}
-
 void EncodeItem(const PlannedTensor& item, bool follows, std::uint32_t number, ByteWriter* out) {
-  const bool whole = IsWhole(item);
+  const bool whole = item.box == WholeBox(item.shape());
   out->U8(static_cast<std::uint8_t>(
       (follows ? 0 : kOtherNumber) | (item.fingerprint != 0 ? kFingerprint : 0) |
       (item.tied_to ? kTied : 0) | (item.part_of ? kPart : 0) | (whole ? 0 : kBox)));
