@@ -37,7 +37,7 @@ Status LostFor(const Status& why) {
   return Unavailable("the agent that was to write it is no longer reached: " + why.message());
 }
 
-/// What has been received for a ticket, beside its state.
+/// The messages received for a ticket, beside its state.
 struct SentSave {
   std::optional<Status> taken;                     // The answer to kSubmit.
   std::optional<Result<AsyncSaveReport>> outcome;  // kDone.

@@ -44,7 +44,7 @@ struct OtherObject {
 
 }  // namespace
 
-/// What the headers so far say.
+/// The merge of the headers so far.
 struct HeaderMerge::Merged {
   FileIdentity identity;               ///< Of the first file.
   Metadata metadata;                   ///< But for tensors, objects and variants.

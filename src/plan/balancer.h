@@ -1,4 +1,4 @@
-/// Who writes which shard: steps 3 to 5 of settling (settle.cc), a shard or a group at a time.
+/// Assigns shards to the ranks that write them: steps 3 to 5 of settling (settle.cc).
 #pragma once
 
 #include <algorithm>

@@ -52,7 +52,7 @@ struct WrittenShare {
   std::uint64_t pageable_bytes = 0;
 };
 
-/// Who has made the directory of a file.
+/// The maker of the directory of a file.
 enum class Directory : std::uint8_t {
   kOwn,
   /// Another node's, which on network file systems may take a while to be seen: the file is tried

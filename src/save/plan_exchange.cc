@@ -1,6 +1,6 @@
-// The ranks of a job mostly hold shards of the same tensors. What their plans then have in common,
-// the tensors' names, types and shapes and the structure, is larger than the rest: of the 56 KB of
-// a plan of 1,000 tensors, 15 KB are boxes, fingerprints and plain values.
+// The ranks of a job mostly hold shards of the same tensors. Their plans then have names, types,
+// shapes and the structure in common. These are larger than the rest: of the 56 KB of a plan of
+// 1,000 tensors, 15 KB are boxes, fingerprints and plain values.
 //   1. Every rank sends digests of these two parts, and the rest. The coordinator knows its own
 //      parts.
 //   2. Where it knows all, it settles, and the replies are the ranks' shares.
@@ -41,7 +41,7 @@ void Fields(Archive& archive, FieldsOf<Archive, PlanHead>& head) {
   archive(head.tensors.bytes, head.structure.bytes, head.shares);
 }
 
-/// What a rank was asked for; the rest is empty.
+/// The parts that a rank was asked for; the others are empty.
 struct PlanParts {
   Hash128 head;  ///< Digest of the first message: what was asked for belongs to it.
   Bytes tensors;
@@ -85,8 +85,8 @@ Bytes EncodePlanParts(const LocalPlan& plan, char asked) {
 /// Gathers the plans of all ranks, on the coordinator.
 class GatheredPlans {
  public:
-  /// Takes the first messages, by rank. That of the coordinator, whose plan is `own`, is not looked
-  /// at. Untrusted input. Errors: DataLoss naming the rank.
+  /// Takes the first messages, by rank, but the coordinator's own, whose plan is `own`. Untrusted
+  /// input. Errors: DataLoss naming the rank.
   Status TakeHeads(const LocalPlan& own, const std::vector<std::string>& heads);
   /// Returns what ranks have to be asked for, by rank: the first bytes of replies. Empty when the
   /// plans are complete.

@@ -46,7 +46,7 @@ class Counting final : public Coordinator {
   std::unique_ptr<Coordinator> ranks_;
 };
 
-/// What came of an exchange of plans.
+/// The outcome of an exchange of plans, on all ranks.
 struct Outcome {
   std::vector<LocalPlan> others;  ///< As the coordinator got them.
   std::vector<Result<std::string>> replies;

@@ -68,7 +68,7 @@ def load_own_or_first(state: Any, path: str, **options: Any) -> varve.LoadReport
     if report.merged and rank_of_job() == 0:
         warn(
             f"load {path}: another number of ranks saved, and held different values under one name: "
-            f"{first_names(report.merged)}. What is loaded is the lowest rank's",
+            f"{first_names(report.merged)}. The lowest rank's value is loaded",
             ReplicasDifferWarning,
         )
     return report

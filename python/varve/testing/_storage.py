@@ -1,4 +1,4 @@
-"""What a store promises, a test each."""
+"""Tests of the promises of a store, one for each."""
 
 from __future__ import annotations
 

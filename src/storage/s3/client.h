@@ -43,7 +43,7 @@ class S3Client final : public ObjectStore {
   S3Client(Settings settings, CredentialsFunction credentials,
            std::shared_ptr<Traffic> traffic = nullptr, SendFunction send = {});
 
-  // Names are "bucket/key". What a server has told of a bucket is remembered for that bucket.
+  // Names are "bucket/key". The client keeps what a server tells of a bucket.
   Status CheckName(const std::string& name, bool is_object) override;
   Result<StoreEntry> Head(const std::string& name) override;
   Status Read(const std::string& name, std::uint64_t offset, std::span<std::byte> into,

@@ -148,7 +148,7 @@ class FileSystemReader(filesystem.FileSystemReader):
             return
         warn(
             f"load {reader.directory}: the {reader.world_size} ranks that saved held different values "
-            f"under one name: {first_names(differing)}. What is loaded is the lowest rank's",
+            f"under one name: {first_names(differing)}. The lowest rank's value is loaded",
             ReplicasDifferWarning,
         )
 
