@@ -37,8 +37,7 @@ from bench.results import Result
 from bench.state import State, bytes_of, make_destination, make_state, require_equal, zero
 
 PLAIN = "training alone"
-SAVING = "with saves, 1 copy thread"
-SAVING_DEFAULT = "with saves, default copy threads"
+SAVING = "with saves"
 
 _BLOCK_BATCHES = 200
 _BATCH_SECONDS = 0.03
@@ -167,22 +166,16 @@ def run(context: Context) -> Result:
 def _rounds(context: Context) -> tuple[Rounds, str]:
     reason = arms.VARVE.unavailable()
     if reason is not None:
-        return Rounds({}, {SAVING: reason, SAVING_DEFAULT: reason}), "nothing"
+        return Rounds({}, {SAVING: reason}), "nothing"
     from varve.torch import Stager
 
     loop = _Loop(context, make_state(context.size, context.tensors))
-    budget = arms.staging_budget(bytes_of(loop.state))
-    with Stager(memory_budget=budget, copy_threads=1) as one, Stager(memory_budget=budget) as all_:
-        for stager in (one, all_):
-            stager.prepare(loop.state)
-            stager.wait_prepared()
-        loop.calibrate(one)
+    with Stager(memory_budget=arms.staging_budget(bytes_of(loop.state))) as stager:
+        stager.prepare(loop.state)
+        stager.wait_prepared()
+        loop.calibrate(stager)
         rounds = interleave(
-            {
-                PLAIN: partial(loop.block, None),
-                SAVING: partial(loop.block, one),
-                SAVING_DEFAULT: partial(loop.block, all_),
-            },
+            {PLAIN: partial(loop.block, None), SAVING: partial(loop.block, stager)},
             rounds=context.rounds,
             warmups=context.warmups,
         )

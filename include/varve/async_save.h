@@ -44,8 +44,9 @@ struct StagerOptions {
   /// is larger than the budget is copied in waves: the call then lasts until all but the last wave
   /// have been written.
   std::uint64_t budget_bytes = 0;
-  int local_ranks = 1;   ///< Processes of this node that each have a stager.
-  int copy_threads = 0;  ///< 0: as many as the processor has cores, at most 8.
+  int local_ranks = 1;  ///< Processes of this node that each have a stager.
+  /// 0: as many as the processor has cores, for an overlapped save a half of them; at most 8.
+  int copy_threads = 0;
   int max_in_flight = 2;
   WhenBusy when_busy = WhenBusy::kWait;
   /// Tensors may be on CUDA devices (CudaMemory): they are copied straight into staging memory, on

@@ -58,9 +58,11 @@ Status CanBeSubmitted(const AsyncJob& job, const Storage& storage) {
   return Status::Ok();
 }
 
-int CopyThreads(int wanted) {
+/// Returns the number of threads that copy: a half of the cores where training computes meanwhile.
+int CopyThreads(int wanted, bool overlapped) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  return wanted > 0 ? wanted : std::clamp(cores, 1, kMostCopyThreads);
+  const int used = overlapped ? cores / 2 : cores;
+  return wanted > 0 ? wanted : std::clamp(used, 1, kMostCopyThreads);
 }
 
 void NoteFailureOf(const AsyncJob& job, const Status& status) {
@@ -97,7 +99,7 @@ struct Stager::Impl {
   }
 
   [[nodiscard]] int copy_threads(const AsyncJob& job) const {
-    const int threads = CopyThreads(options.copy_threads);
+    const int threads = CopyThreads(options.copy_threads, job.options().overlapped);
     if (!job.device()) {
       return threads;
     }
