@@ -45,7 +45,7 @@ struct StagerOptions {
   /// have been written.
   std::uint64_t budget_bytes = 0;
   int local_ranks = 1;  ///< Processes of this node that each have a stager.
-  /// 0: as many as the processor has cores, for an overlapped save a half of them; at most 8.
+  /// Threads that copy. 0: as many as there are cores, half as many in overlapped saves; at most 8.
   int copy_threads = 0;
   int max_in_flight = 2;
   WhenBusy when_busy = WhenBusy::kWait;
