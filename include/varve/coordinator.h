@@ -13,6 +13,8 @@
 
 namespace varve {
 
+class KnownParts;
+
 /// A point in time after which a wait gives up.
 using Deadline = std::chrono::steady_clock::time_point;
 
@@ -25,6 +27,7 @@ using Deadline = std::chrono::steady_clock::time_point;
 /// its peers: Exchange takes no message on it from then on, and fails on all ranks.
 class Coordinator {
  public:
+  Coordinator();
   virtual ~Coordinator() = default;
 
   [[nodiscard]] virtual int rank() const = 0;
@@ -43,8 +46,17 @@ class Coordinator {
   void MarkOutOfStep() { out_of_step_ = true; }
   [[nodiscard]] bool out_of_step() const { return out_of_step_; }
 
+  /// What the other ranks have sent in earlier saves and need not send again, at most 16 MiB. Used
+  /// on rank 0, by the engine.
+  [[nodiscard]] KnownParts& known_parts() const { return *known_parts_; }
+
+ protected:
+  /// Shares what another object for the same ranks knows.
+  explicit Coordinator(const Coordinator* same_ranks) : known_parts_(same_ranks->known_parts_) {}
+
  private:
   bool out_of_step_ = false;
+  std::shared_ptr<KnownParts> known_parts_;
 };
 
 /// One rank's part in an exchange: a payload, or the reason why it has none.

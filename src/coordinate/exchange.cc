@@ -21,6 +21,7 @@
 // simulator).
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -28,6 +29,7 @@
 #include "base/error_codec.h"
 #include "base/guarded.h"
 #include "base/time_source.h"
+#include "coordinate/known_parts.h"
 #include "varve/coordinator.h"
 
 namespace varve {
@@ -328,10 +330,13 @@ Result<std::vector<std::string>> Gather(Coordinator& coordinator, std::string_vi
   return gathered;
 }
 
+Coordinator::Coordinator() : known_parts_(std::make_shared<KnownParts>()) {}
+
 std::unique_ptr<Coordinator> MakeInStep(std::shared_ptr<Coordinator> ranks) {
   class Forwarding final : public Coordinator {
    public:
-    explicit Forwarding(std::shared_ptr<Coordinator> to) : to_(std::move(to)) {}
+    explicit Forwarding(std::shared_ptr<Coordinator> to)
+        : Coordinator(to.get()), to_(std::move(to)) {}
     [[nodiscard]] int rank() const override { return to_->rank(); }
     [[nodiscard]] int size() const override { return to_->size(); }
     Status Send(int to, std::string_view message, Deadline deadline) override {

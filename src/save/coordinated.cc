@@ -1,6 +1,6 @@
 // A coordinated save: two exchanges, or three, whatever the number of ranks.
 //   A. Every rank contributes its options and its local plan, which has a fingerprint of each
-//      shard; one more exchange brings what plans do not have in common (plan_exchange.cc). The
+//      shard; one more exchange brings what plans do not have in common, once (plan_exchange.cc). The
 //      coordinator checks that the options agree (terms.h), settles who writes what, finds replicas
 //      that differ, and checks that the index can be written. Then it claims the name and makes the
 //      staging directory (commit.cc, steps 0-4); each rank learns its part.

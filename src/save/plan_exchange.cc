@@ -2,14 +2,16 @@
 // shapes and the structure in common. These are larger than the rest: of the 56 KB of a plan of
 // 1,000 tensors, 15 KB are boxes, fingerprints and plain values.
 //   1. Every rank sends digests of these two parts, and the rest. The coordinator knows its own
-//      parts.
+//      parts, and those that earlier saves by the same ranks have brought (Coordinator::known_parts):
+//      ranks whose tensors differ, as in a pipeline, make one exchange from the second save on.
 //   2. Where it knows all, it settles, and the replies are the ranks' shares.
 //   3. Else the replies say that another exchange follows, and ask the lowest rank with each
 //      unknown digest for the part. All ranks make that exchange; those that are asked for nothing
 //      send a digest of their first message alone. So no rank has to know what the others hold, and
 //      one that has given up this save and makes the next one is noticed: its message is not of
 //      this exchange, and a reply of this exchange is none to its first message.
-//   4. The coordinator checks each part against its digest, settles, and sends the shares.
+//   4. The coordinator checks each part against its digest, keeps it for later saves, settles, and
+//      sends the shares.
 // A rank that fails in between contributes its error, as to every exchange.
 
 #include "save/plan_exchange.h"
@@ -23,6 +25,7 @@
 #include "base/fields.h"
 #include "base/guarded.h"
 #include "base/time_source.h"
+#include "coordinate/known_parts.h"
 #include "plan/spec_table.h"
 #include "save/terms.h"
 #include "varve/hash.h"
@@ -88,12 +91,14 @@ class GatheredPlans {
   /// Takes the first messages, by rank, but the coordinator's own, whose plan is `own`. Untrusted
   /// input. Errors: DataLoss naming the rank.
   Status TakeHeads(const LocalPlan& own, const std::vector<std::string>& heads);
+  /// Takes the parts that earlier saves have brought.
+  Status TakeKnown(KnownParts& known);
   /// Returns what ranks have to be asked for, by rank: the first bytes of replies. Empty when the
   /// plans are complete.
   [[nodiscard]] std::vector<std::string> Missing() const;
   /// Takes what was asked for, by rank. Errors: DataLoss naming the rank, also where a part is not
-  /// what its digest says.
-  Status TakeParts(const std::vector<std::string>& parts);
+  /// what its digest says. Keeps them in `known`.
+  Status TakeParts(const std::vector<std::string>& parts, KnownParts& known);
 
   /// Returns the plans of the other ranks, once they are complete, and keeps nothing. Of ranks
   /// with the same structure the lowest has it, the others have none.
@@ -144,6 +149,23 @@ Status GatheredPlans::TakeHeads(const LocalPlan& own, const std::vector<std::str
   return Status::Ok();
 }
 
+Status GatheredPlans::TakeKnown(KnownParts& known) {
+  for (const auto& [digest, rank] : first_with_tensors_) {
+    const auto part = tensors_.contains(digest) ? std::nullopt : known.Find(digest);
+    if (part) {
+      VARVE_ASSIGN_OR_RETURN(SpecTable table, SpecTable::Decode(*part));
+      tensors_.emplace(digest, std::move(table));
+    }
+  }
+  for (const auto& [digest, rank] : first_with_structure_) {
+    auto part = structures_.contains(digest) ? std::nullopt : known.Find(digest);
+    if (part) {
+      structures_.emplace(digest, std::move(*part));
+    }
+  }
+  return Status::Ok();
+}
+
 std::string GatheredPlans::Asked(std::size_t rank) const {
   const Head& head = heads_[rank];
   char asked = 0;
@@ -173,7 +195,7 @@ std::vector<std::string> GatheredPlans::Missing() const {
   return asked;
 }
 
-Status GatheredPlans::TakeParts(const std::vector<std::string>& parts) {
+Status GatheredPlans::TakeParts(const std::vector<std::string>& parts, KnownParts& known) {
   for (std::size_t rank = 1; rank < parts.size() && rank < heads_.size(); ++rank) {
     const char asked = Asked(rank)[0];
     const Head& head = heads_[rank];
@@ -193,8 +215,10 @@ Status GatheredPlans::TakeParts(const std::vector<std::string>& parts) {
         return OfRank(table.status(), rank);
       }
       tensors_.emplace(head.tensors, std::move(*table));
+      known.Keep(head.tensors, sent->tensors);
     }
     if ((asked & kAskedForStructure) != 0) {
+      known.Keep(head.structure, sent->structure);
       structures_.emplace(head.structure, std::move(sent->structure));
     }
   }
@@ -244,12 +268,13 @@ Result<std::string> ExchangePlans(
     VARVE_RETURN_IF_ERROR(AgreeOnTerms(&heads));
     VARVE_RETURN_IF_ERROR(gathered.TakeHeads(plan[0], heads));
     heads.clear();
+    VARVE_RETURN_IF_ERROR(gathered.TakeKnown(coordinator.known_parts()));
     std::vector<std::string> asked = gathered.Missing();
     return asked.empty() ? settle_all(kSettled) : std::move(asked);
   };
   const auto take_parts =
       [&](const std::vector<std::string>& parts) -> Result<std::vector<std::string>> {
-    VARVE_RETURN_IF_ERROR(gathered.TakeParts(parts));
+    VARVE_RETURN_IF_ERROR(gathered.TakeParts(parts, coordinator.known_parts()));
     return settle_all(kSettledWithParts);
   };
   auto reply =

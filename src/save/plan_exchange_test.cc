@@ -54,15 +54,23 @@ struct Outcome {
   std::vector<std::size_t> bytes;
 };
 
-/// Exchanges plans between threads; rank `damaging` damages its `damaged`-th message.
-Outcome Exchanged(const std::vector<LocalPlan>& plans, std::size_t damaging = 0, int damaged = 0) {
-  Outcome outcome;
+std::vector<std::unique_ptr<Counting>> MakeRanks(std::size_t count) {
   std::vector<std::unique_ptr<Counting>> ranks;
-  for (auto& coordinator : MakeInProcessCoordinators(static_cast<int>(plans.size()))) {
+  for (auto& coordinator : MakeInProcessCoordinators(static_cast<int>(count))) {
     ranks.push_back(std::make_unique<Counting>(std::move(coordinator)));
+  }
+  return ranks;
+}
+
+/// Exchanges plans between threads, a thread for each of `ranks`.
+Outcome Exchanged(const std::vector<LocalPlan>& plans,
+                  const std::vector<std::unique_ptr<Counting>>& ranks) {
+  Outcome outcome;
+  for (const auto& rank : ranks) {
+    rank->messages_ = 0;
+    rank->bytes_ = 0;
     outcome.replies.emplace_back(std::string());
   }
-  ranks[damaging]->damaged_ = damaged;
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     threads.emplace_back([&, rank] {
@@ -90,6 +98,13 @@ Outcome Exchanged(const std::vector<LocalPlan>& plans, std::size_t damaging = 0,
     outcome.bytes.push_back(rank->bytes_);
   }
   return outcome;
+}
+
+/// The same, by new ranks; rank `damaging` damages its `damaged`-th message.
+Outcome Exchanged(const std::vector<LocalPlan>& plans, std::size_t damaging = 0, int damaged = 0) {
+  const auto ranks = MakeRanks(plans.size());
+  ranks[damaging]->damaged_ = damaged;
+  return Exchanged(plans, ranks);
 }
 
 /// Rank `rank` of `ranks` that hold slices of the same tensors.
@@ -137,6 +152,20 @@ TEST(PlanExchange, AsksTheLowestRankForWhatTheCoordinatorDoesNotKnow) {
   EXPECT_EQ(outcome.others[2], plans[3]);
   EXPECT_EQ(outcome.messages[3], 2) << "all ranks make the second exchange";
   EXPECT_GT(outcome.bytes[1], outcome.bytes[2] + 5'000);
+}
+
+TEST(PlanExchange, DoesNotAskAgainForWhatAnEarlierOneBrought) {
+  std::vector<LocalPlan> plans{{}, OfSlices(0, 2), OfSlices(1, 2)};
+  plans[2].structure = "of rank 2";
+  const auto ranks = MakeRanks(plans.size());
+  EXPECT_EQ(Exchanged(plans, ranks).messages, (std::vector<int>{4, 2, 2}));
+  const Outcome later = Exchanged(plans, ranks);
+  EXPECT_EQ(later.messages, (std::vector<int>{2, 1, 1}));
+  EXPECT_EQ(later.others, std::vector<LocalPlan>(plans.begin() + 1, plans.end()));
+  plans[2].tensors.push_back(Whole("grown", {4}));
+  const Outcome grown = Exchanged(plans, ranks);
+  EXPECT_EQ(grown.messages, (std::vector<int>{4, 2, 2}));
+  EXPECT_EQ(grown.others.at(1), plans[2]);
 }
 
 TEST(PlanExchange, OfARankWithoutTensorsIsOneExchange) {
