@@ -45,7 +45,8 @@ struct StagerOptions {
   /// have been written.
   std::uint64_t budget_bytes = 0;
   int local_ranks = 1;  ///< Processes of this node that each have a stager.
-  /// Threads that copy. 0: as many as there are cores, half as many in overlapped saves; at most 8.
+  /// Threads that copy. By default as many as there are cores, half as many in overlapped saves,
+  /// at most 8; more where tensors are on devices, for most of these wait.
   int copy_threads = 0;
   int max_in_flight = 2;
   WhenBusy when_busy = WhenBusy::kWait;

@@ -47,12 +47,16 @@ class Coordinator {
   [[nodiscard]] bool out_of_step() const { return out_of_step_; }
 
   /// What the other ranks have sent in earlier saves and need not send again, at most 16 MiB. Used
-  /// on rank 0, by the engine.
-  [[nodiscard]] KnownParts& known_parts() const { return *known_parts_; }
+  /// on rank 0, by the engine. It is this object's: one that is made anew for each save knows
+  /// nothing.
+  [[nodiscard]] KnownParts& known_parts() { return *known_parts_; }
 
  protected:
   /// Shares what another object for the same ranks knows.
-  explicit Coordinator(const Coordinator* same_ranks) : known_parts_(same_ranks->known_parts_) {}
+  explicit Coordinator(std::shared_ptr<KnownParts> known) : known_parts_(std::move(known)) {}
+  [[nodiscard]] static std::shared_ptr<KnownParts> KnownBy(const Coordinator& same_ranks) {
+    return same_ranks.known_parts_;
+  }
 
  private:
   bool out_of_step_ = false;

@@ -336,7 +336,7 @@ std::unique_ptr<Coordinator> MakeInStep(std::shared_ptr<Coordinator> ranks) {
   class Forwarding final : public Coordinator {
    public:
     explicit Forwarding(std::shared_ptr<Coordinator> to)
-        : Coordinator(to.get()), to_(std::move(to)) {}
+        : Coordinator(KnownBy(*to)), to_(std::move(to)) {}
     [[nodiscard]] int rank() const override { return to_->rank(); }
     [[nodiscard]] int size() const override { return to_->size(); }
     Status Send(int to, std::string_view message, Deadline deadline) override {

@@ -1,6 +1,11 @@
 #include "coordinate/known_parts.h"
 
 namespace varve {
+namespace {
+
+constexpr std::size_t kPlaceBytes = 256;  // Of the nodes of the list and of the map.
+
+}  // namespace
 
 std::optional<std::string> KnownParts::Find(const Hash128& digest) {
   const std::scoped_lock lock(mutex_);
@@ -14,16 +19,17 @@ std::optional<std::string> KnownParts::Find(const Hash128& digest) {
 
 void KnownParts::Keep(const Hash128& digest, std::string_view bytes) {
   const std::scoped_lock lock(mutex_);
-  if (bytes.size() > most_bytes_ || by_digest_.contains(digest)) {
+  const std::size_t taken = bytes.size() + kPlaceBytes;
+  if (taken > most_bytes_ || by_digest_.contains(digest)) {
     return;
   }
   Entries entry;
   entry.emplace_front(digest, bytes);
   by_digest_.emplace(digest, entry.begin());  // Nothing below needs memory.
   entries_.splice(entries_.begin(), entry);
-  bytes_ += bytes.size();
+  bytes_ += taken;
   while (bytes_ > most_bytes_) {
-    bytes_ -= entries_.back().second.size();
+    bytes_ -= entries_.back().second.size() + kPlaceBytes;
     by_digest_.erase(entries_.back().first);
     entries_.pop_back();
   }

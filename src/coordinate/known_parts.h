@@ -15,8 +15,8 @@
 namespace varve {
 
 /// Keeps byte strings by their digests (Xxh3), on the rank that received them: the next message may
-/// have the digest alone. The strings together have at most `most_bytes`; those go first that were
-/// not asked for the longest. Threads: any.
+/// have the digest alone. They have at most `most_bytes`, with 256 each for their places; those go
+/// first that were not asked for the longest. Threads: any.
 class KnownParts {
  public:
   explicit KnownParts(std::size_t most_bytes = std::size_t{16} << 20) : most_bytes_(most_bytes) {}

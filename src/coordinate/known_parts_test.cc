@@ -13,7 +13,7 @@ namespace {
 Hash128 Digest(char of) { return Xxh3(AsByteSpan(std::string(1, of))); }
 
 TEST(KnownParts, DropsThePartThatWasNotAskedForTheLongest) {
-  KnownParts parts(10);
+  KnownParts parts(2 * 256 + 10);
   parts.Keep(Digest('a'), "aaaa");
   parts.Keep(Digest('b'), "bbbb");
   EXPECT_EQ(parts.Find(Digest('a')), "aaaa");
@@ -24,15 +24,15 @@ TEST(KnownParts, DropsThePartThatWasNotAskedForTheLongest) {
 }
 
 TEST(KnownParts, DoesNotKeepAPartAboveTheLimit) {
-  KnownParts parts(10);
+  KnownParts parts(2 * 256 + 10);
   parts.Keep(Digest('a'), "aaaa");
-  parts.Keep(Digest('b'), std::string(11, 'b'));
+  parts.Keep(Digest('b'), std::string(256 + 11, 'b'));
   EXPECT_EQ(parts.Find(Digest('b')), std::nullopt);
   EXPECT_EQ(parts.Find(Digest('a')), "aaaa");
 }
 
 TEST(KnownParts, CountsAPartThatIsKeptTwiceOnce) {
-  KnownParts parts(10);
+  KnownParts parts(2 * 256 + 10);
   for (int i = 0; i < 3; ++i) {
     parts.Keep(Digest('a'), "aaaa");
   }

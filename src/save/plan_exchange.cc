@@ -2,16 +2,17 @@
 // shapes and the structure in common. These are larger than the rest: of the 56 KB of a plan of
 // 1,000 tensors, 15 KB are boxes, fingerprints and plain values.
 //   1. Every rank sends digests of these two parts, and the rest. The coordinator knows its own
-//      parts, and those that earlier saves by the same ranks have brought (Coordinator::known_parts):
-//      ranks whose tensors differ, as in a pipeline, make one exchange from the second save on.
+//      parts, and those that earlier saves by the same ranks have brought: it keeps them as
+//      Coordinator::known_parts. So ranks whose tensors differ, as in a pipeline, make one exchange
+//      from the second save on, unless these parts exceed its limit.
 //   2. Where it knows all, it settles, and the replies are the ranks' shares.
 //   3. Else the replies say that another exchange follows, and ask the lowest rank with each
 //      unknown digest for the part. All ranks make that exchange; those that are asked for nothing
 //      send a digest of their first message alone. So no rank has to know what the others hold, and
 //      one that has given up this save and makes the next one is noticed: its message is not of
 //      this exchange, and a reply of this exchange is none to its first message.
-//   4. The coordinator checks each part against its digest, keeps it for later saves, settles, and
-//      sends the shares.
+//   4. The coordinator checks each part against its digest, keeps it for later saves where there is
+//      memory for it, settles, and sends the shares.
 // A rank that fails in between contributes its error, as to every exchange.
 
 #include "save/plan_exchange.h"
@@ -92,7 +93,7 @@ class GatheredPlans {
   /// input. Errors: DataLoss naming the rank.
   Status TakeHeads(const LocalPlan& own, const std::vector<std::string>& heads);
   /// Takes the parts that earlier saves have brought.
-  Status TakeKnown(KnownParts& known);
+  void TakeKnown(KnownParts& known);
   /// Returns what ranks have to be asked for, by rank: the first bytes of replies. Empty when the
   /// plans are complete.
   [[nodiscard]] std::vector<std::string> Missing() const;
@@ -149,12 +150,14 @@ Status GatheredPlans::TakeHeads(const LocalPlan& own, const std::vector<std::str
   return Status::Ok();
 }
 
-Status GatheredPlans::TakeKnown(KnownParts& known) {
+void GatheredPlans::TakeKnown(KnownParts& known) {
   for (const auto& [digest, rank] : first_with_tensors_) {
     const auto part = tensors_.contains(digest) ? std::nullopt : known.Find(digest);
     if (part) {
-      VARVE_ASSIGN_OR_RETURN(SpecTable table, SpecTable::Decode(*part));
-      tensors_.emplace(digest, std::move(table));
+      auto table = SpecTable::Decode(*part);
+      if (table.ok()) {  // Else the rank announced another kind of part, and is asked.
+        tensors_.emplace(digest, std::move(*table));
+      }
     }
   }
   for (const auto& [digest, rank] : first_with_structure_) {
@@ -163,7 +166,14 @@ Status GatheredPlans::TakeKnown(KnownParts& known) {
       structures_.emplace(digest, std::move(*part));
     }
   }
-  return Status::Ok();
+}
+
+/// Keeps a part for later saves. Without memory it is asked for again.
+void Keep(const Hash128& digest, const std::string& part, KnownParts* known) {
+  (void)Guarded([&] {
+    known->Keep(digest, part);
+    return Status::Ok();
+  });
 }
 
 std::string GatheredPlans::Asked(std::size_t rank) const {
@@ -215,10 +225,10 @@ Status GatheredPlans::TakeParts(const std::vector<std::string>& parts, KnownPart
         return OfRank(table.status(), rank);
       }
       tensors_.emplace(head.tensors, std::move(*table));
-      known.Keep(head.tensors, sent->tensors);
+      Keep(head.tensors, sent->tensors, &known);
     }
     if ((asked & kAskedForStructure) != 0) {
-      known.Keep(head.structure, sent->structure);
+      Keep(head.structure, sent->structure, &known);
       structures_.emplace(head.structure, std::move(sent->structure));
     }
   }
@@ -268,7 +278,7 @@ Result<std::string> ExchangePlans(
     VARVE_RETURN_IF_ERROR(AgreeOnTerms(&heads));
     VARVE_RETURN_IF_ERROR(gathered.TakeHeads(plan[0], heads));
     heads.clear();
-    VARVE_RETURN_IF_ERROR(gathered.TakeKnown(coordinator.known_parts()));
+    gathered.TakeKnown(coordinator.known_parts());
     std::vector<std::string> asked = gathered.Missing();
     return asked.empty() ? settle_all(kSettled) : std::move(asked);
   };

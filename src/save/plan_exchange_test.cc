@@ -83,8 +83,9 @@ Outcome Exchanged(const std::vector<LocalPlan>& plans,
         }
         return replies;
       };
+      const auto in_step = MakeInStep({std::shared_ptr<void>(), ranks[rank].get()});
       outcome.replies[rank] =
-          ExchangePlans(*ranks[rank], "save x",
+          ExchangePlans(*in_step, "save x",
                         EncodeTerms(TermsOf({}, "x", static_cast<int>(plans.size()), false),
                                     rank == 0 ? Bytes() : EncodePlanHead(own[0])),
                         own, std::chrono::seconds(30), settle);

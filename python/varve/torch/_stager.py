@@ -58,8 +58,8 @@ class Stager:
         memory_budget: Bytes of memory for copies, for all saves in flight together. By default half of
             what the process could get, divided by the ranks of this node (LOCAL_WORLD_SIZE, or all
             ranks up to 8). A state that is larger is copied in waves: the call then waits for the disk.
-        copy_threads: Threads that copy; by default as many as there are cores, for an overlapped
-            save a half of them, at most 8.
+        copy_threads: Threads that copy; by default as many as there are cores, half as many in
+            overlapped saves, at most 8; more where tensors are on devices, for most of these wait.
         max_in_flight: Saves that may be under way at once.
         when_busy: "wait" for one of them to end, "skip" the new save, or "replace" the newest one that
             has not begun to write. Skipped and replaced saves end with a CancelledError on all ranks.
