@@ -46,9 +46,8 @@ class Coordinator {
   void MarkOutOfStep() { out_of_step_ = true; }
   [[nodiscard]] bool out_of_step() const { return out_of_step_; }
 
-  /// What the other ranks have sent in earlier saves and need not send again, at most 16 MiB. Used
-  /// on rank 0, by the engine. It is this object's: one that is made anew for each save knows
-  /// nothing.
+  /// The parts of messages that earlier saves have brought to rank 0, at most 16 MiB. The engine
+  /// uses them. They belong to this object: a coordinator made anew for each save has none.
   [[nodiscard]] KnownParts& known_parts() { return *known_parts_; }
 
  protected:

@@ -1,4 +1,4 @@
-/// What ranks have sent once and need not send again.
+/// Keeps parts of messages by digest, so that ranks send each part once.
 #pragma once
 
 #include <cstddef>
