@@ -50,8 +50,10 @@ Status CheckName(const std::string& name) {
 }  // namespace
 
 bool IsModelConfiguration(std::string_view name) {
-  static const Globs globs({kModelConfiguration.begin(), kModelConfiguration.end()});
-  return globs.Match(name);
+  // Never destroyed: threads may outlive main.
+  static const auto* const globs =
+      new Globs({kModelConfiguration.begin(), kModelConfiguration.end()});
+  return globs->Match(name);
 }
 
 Status CheckSideFiles(const std::vector<SideFile>& files) {

@@ -8,6 +8,7 @@
 #include <simdjson.h>
 
 #include "base/checksum.h"
+#include "base/json_parser.h"
 #include "format/json_writer.h"
 #include "format/relative_name.h"
 #include "varve/metadata.h"
@@ -133,9 +134,9 @@ Result<CommitRecord> DecodeCommitRecord(std::string_view bytes) {
   if (bytes.substr(digits, kZeroChecksum.size()) != computed) {
     return DataLoss("varve.json checksum mismatch (computed " + computed + ")");
   }
-  simdjson::dom::parser parser;
+  JsonParser parser;
   simdjson::dom::object object;
-  if (parser.parse(bytes.data(), bytes.size()).get(object)) {
+  if (parser.Parse(bytes).get(object)) {
     return MalformedRecord("not a JSON object");
   }
   CommitRecord record;

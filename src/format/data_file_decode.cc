@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "base/checksum.h"
+#include "base/json_parser.h"
 #include "format/data_file.h"
 #include "format/variants.h"
 #include "tensor/box.h"
@@ -24,9 +25,9 @@ Status Malformed(std::string_view what) {
   return DataLoss("malformed data file header: " + std::string(what));
 }
 
-Status ParseJson(std::string_view text, dom::parser* parser, dom::object* out) {
+Status ParseJson(std::string_view text, JsonParser* parser, dom::object* out) {
   dom::element root;
-  if (const auto error = parser->parse(text.data(), text.size()).get(root); error) {
+  if (const auto error = parser->Parse(text).get(root); error) {
     return Malformed(simdjson::error_message(error));
   }
   if (root.get(*out)) {
@@ -298,8 +299,8 @@ Result<DataFileHeader> DecodeHeader(std::string_view bytes, std::uint32_t* heade
   }
   VARVE_ASSIGN_OR_RETURN(*header_crc32c, HeaderChecksum(bytes));
   VARVE_RETURN_IF_ERROR(CheckHeader(bytes, *header_crc32c));
-  dom::parser outer_parser;
-  dom::parser inner_parser;
+  JsonParser outer_parser;
+  JsonParser inner_parser;
   dom::object outer;
   dom::object metadata;
   dom::object varve;

@@ -6,9 +6,36 @@
 #include <cstddef>
 #include <iterator>
 
-#include <simdjson.h>
-
 namespace varve {
+namespace {
+
+/// Returns the bytes of the character that `text` begins with, 0 where none is well-formed: table
+/// 3-7 of the Unicode standard. `text` is not empty. simdjson's check uses objects that are
+/// destroyed when the process exits (base/json_parser.h).
+std::size_t CharacterBytes(std::string_view text) {
+  const auto lead = static_cast<unsigned char>(text[0]);
+  if (lead < 0x80) {
+    return 1;
+  }
+  if (lead < 0xC2 || lead > 0xF4) {
+    return 0;
+  }
+  const std::size_t bytes = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  // The second byte rules out overlong forms, surrogates, and all above U+10FFFF.
+  const unsigned lowest = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  const unsigned highest = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  if (text.size() < bytes) {
+    return 0;
+  }
+  const auto second = static_cast<unsigned char>(text[1]);
+  const auto continues = [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) == 0x80; };
+  const std::string_view rest = text.substr(2, bytes - 2);
+  const bool formed =
+      second >= lowest && second <= highest && std::all_of(rest.begin(), rest.end(), continues);
+  return formed ? bytes : 0;
+}
+
+}  // namespace
 
 void AppendJsonString(std::string_view text, std::string* out) {
   static constexpr char kDigits[] = "0123456789abcdef";
@@ -53,6 +80,15 @@ void AppendJsonDims(const Dims& dims, std::string* out) {
   out->push_back(']');
 }
 
-bool IsUtf8(std::string_view text) { return simdjson::validate_utf8(text.data(), text.size()); }
+bool IsUtf8(std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t bytes = CharacterBytes(text);
+    if (bytes == 0) {
+      return false;
+    }
+    text.remove_prefix(bytes);
+  }
+  return true;
+}
 
 }  // namespace varve

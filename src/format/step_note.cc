@@ -8,6 +8,7 @@
 
 #include <simdjson.h>
 
+#include "base/json_parser.h"
 #include "format/json_writer.h"
 
 namespace varve {
@@ -84,9 +85,9 @@ Result<std::string> EncodeStepNote(const StepNote& note) {
 }
 
 Result<StepNote> DecodeStepNote(std::string_view text) {
-  simdjson::dom::parser parser;
+  JsonParser parser;
   simdjson::dom::object object;
-  if (parser.parse(text.data(), text.size()).get(object)) {
+  if (parser.Parse(text).get(object)) {
     return MalformedNote("not a JSON object");
   }
   StepNote note;

@@ -7,6 +7,7 @@
 #include <simdjson.h>
 
 #include "base/checked.h"
+#include "base/json_parser.h"
 #include "interop/json_members.h"
 #include "interop/olmo/core.h"
 #include "interop/olmo/names.h"
@@ -209,11 +210,11 @@ Status ReadTensorEntry(simdjson::dom::element entry, CoreTensor* tensor, std::ui
 
 Result<CoreLayout> DecodeLayout(std::string_view json) {
   if (json.empty()) {
-    return DataLoss("it is empty");  // simdjson would copy from a null pointer.
+    return DataLoss("it is empty");
   }
-  simdjson::dom::parser parser;
+  JsonParser parser;
   simdjson::dom::element root;
-  if (const auto error = parser.parse(json.data(), json.size()).get(root); error) {
+  if (const auto error = parser.Parse(json).get(root); error) {
     return DataLoss(simdjson::error_message(error));
   }
   JsonMembers members;

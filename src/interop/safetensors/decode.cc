@@ -15,6 +15,7 @@
 
 #include "base/bytes.h"
 #include "base/checked.h"
+#include "base/json_parser.h"
 #include "interop/json_members.h"
 
 namespace varve {
@@ -172,9 +173,9 @@ Status ReadSharding(SafetensorsHeader* header) {
   if (text == nullptr || text->empty()) {
     return Status::Ok();
   }
-  dom::parser parser;
+  JsonParser parser;
   dom::element root;
-  if (const auto error = parser.parse(*text).get(root); error) {
+  if (const auto error = parser.Parse(*text).get(root); error) {
     return Malformed(std::string(kShardingKey) + ": " + simdjson::error_message(error));
   }
   JsonMembers by_name;
@@ -210,9 +211,9 @@ Status CheckDisjoint(const std::vector<Tensor>& tensors) {
 
 Result<SafetensorsHeader> ReadHeader(const NamedFile& file) {
   VARVE_ASSIGN_OR_RETURN(const std::string json, ReadJson(file));
-  dom::parser parser;
+  JsonParser parser;
   dom::element root;
-  if (const auto error = parser.parse(json).get(root); error) {
+  if (const auto error = parser.Parse(json).get(root); error) {
     return Malformed(simdjson::error_message(error));
   }
   JsonMembers entries;

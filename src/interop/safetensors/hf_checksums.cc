@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "base/checksum.h"
+#include "base/json_parser.h"
 #include "format/data_file.h"
 #include "format/json_writer.h"
 #include "format/relative_name.h"
@@ -194,9 +195,9 @@ Result<HfChecksums> DecodeHfChecksums(std::string_view json) {
   if (json.empty()) {
     return MalformedChecksums("an empty file");
   }
-  simdjson::dom::parser parser;
+  JsonParser parser;
   simdjson::dom::element root;
-  if (const auto error = parser.parse(json.data(), json.size()).get(root); error) {
+  if (const auto error = parser.Parse(json).get(root); error) {
     return MalformedChecksums(simdjson::error_message(error));
   }
   JsonMembers members;

@@ -8,6 +8,7 @@
 
 #include <simdjson.h>
 
+#include "base/json_parser.h"
 #include "format/json_writer.h"
 #include "interop/safetensors/decode.h"
 
@@ -58,9 +59,9 @@ Result<HfIndex> DecodeHfIndex(std::string_view json) {
   if (json.empty() || json.size() > kMaxIndexBytes) {
     return MalformedIndex("empty, or larger than 256 MiB");
   }
-  dom::parser parser;
+  JsonParser parser;
   dom::element root;
-  if (const auto error = parser.parse(json.data(), json.size()).get(root); error) {
+  if (const auto error = parser.Parse(json).get(root); error) {
     return MalformedIndex(simdjson::error_message(error));
   }
   dom::object members;

@@ -198,7 +198,8 @@ void SetMethod(CURL* curl, const HttpRequest& request) {
 /// Returns the file of certificates that this system trusts, empty if none is where the
 /// distributions have it. A libcurl that was built on another system (a wheel's) does not know.
 const std::string& SystemCertificates() {
-  static const std::string file = [] {
+  // Never destroyed: threads may outlive main.
+  static const auto* const file = new std::string([] {
     for (const char* path : {"/etc/ssl/certs/ca-certificates.crt",  // Debian, Ubuntu, Arch
                              "/etc/pki/tls/certs/ca-bundle.crt",    // Red Hat and its kin, Amazon
                              "/etc/ssl/ca-bundle.pem",              // SUSE
@@ -208,8 +209,8 @@ const std::string& SystemCertificates() {
       }
     }
     return std::string();
-  }();
-  return file;
+  }());
+  return *file;
 }
 
 void SetOptions(CURL* curl, const HttpRequest& request, const HttpOptions& options) {

@@ -10,6 +10,7 @@
 #include <simdjson.h>
 
 #include "base/bytes.h"
+#include "base/json_parser.h"
 #include "base/time_source.h"
 #include "storage/s3/shared.h"
 #include "storage/s3/xml.h"
@@ -50,13 +51,13 @@ Result<std::string> ReadToken(const std::string& path) {
 /// Returns the keys in a JSON object as metadata services and credential processes give it.
 Result<FoundKeys> KeysInJson(const std::string& text, std::string_view where,
                              const char* token_name) {
-  simdjson::dom::parser parser;
+  JsonParser parser;
   simdjson::dom::object object;
   std::string_view access;
   std::string_view secret;
   std::string_view token;
   std::string_view expires;
-  if (parser.parse(text).get(object) || object["AccessKeyId"].get(access) ||
+  if (parser.Parse(text).get(object) || object["AccessKeyId"].get(access) ||
       object["SecretAccessKey"].get(secret)) {
     return FailedPrecondition(std::string(where) + " gives no AccessKeyId and SecretAccessKey");
   }

@@ -1,0 +1,66 @@
+#include "base/json_parser.h"
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include <gtest/gtest.h>
+#include <simdjson.h>
+
+namespace varve {
+namespace {
+
+std::int64_t NumberIn(JsonParser* parser, std::string_view text) {
+  std::int64_t number = -1;
+  return parser->Parse(text)["a"].get(number) == simdjson::SUCCESS ? number : -1;
+}
+
+TEST(JsonParser, ParsesDocumentAfterDocument) {
+  JsonParser parser;
+  EXPECT_EQ(NumberIn(&parser, R"({"a": 1})"), 1);
+  EXPECT_EQ(NumberIn(&parser, R"({"b": ")" + std::string(1 << 20, 'x') + R"(", "a": 2})"), 2);
+  EXPECT_EQ(NumberIn(&parser, R"({"a": 3})"), 3);
+}
+
+TEST(JsonParser, OfOneThreadParseTwoDocumentsAtOnce) {
+  JsonParser one;
+  JsonParser other;
+  const auto first = one.Parse(R"({"a": 1})");
+  const auto second = other.Parse(R"({"a": 2})");
+  EXPECT_EQ(std::int64_t(first["a"]), 1);
+  EXPECT_EQ(std::int64_t(second["a"]), 2);
+}
+
+TEST(JsonParser, SaysThatNoTextIsNoDocument) {
+  JsonParser parser;
+  EXPECT_EQ(parser.Parse({}).error(), simdjson::EMPTY);
+  EXPECT_EQ(parser.Parse("").error(), simdjson::EMPTY);
+  EXPECT_NE(parser.Parse("{").error(), simdjson::SUCCESS);
+}
+
+/// Parses when simdjson's objects have been destroyed: with the parser that was made before, and
+/// with a second one, which cannot be made any more.
+void ParseAtTheEnd() {
+  JsonParser kept;
+  JsonParser refused;
+  const bool right = NumberIn(&kept, R"({"a": 4})") == 4 &&
+                     refused.Parse(R"({"a": 5})").error() == simdjson::UNINITIALIZED;
+  std::_Exit(right ? 0 : 1);
+}
+
+TEST(JsonParserDeathTest, AThreadThatReadsWhileTheProcessExitsDoesNoHarm) {
+  // A program of its own: nothing has used simdjson in it.
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto program = [] {
+    (void)std::atexit(ParseAtTheEnd);  // Registered first, so it runs last.
+    {
+      JsonParser parser;
+    }
+    std::exit(2);
+  };
+  EXPECT_EXIT(program(), testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace varve
