@@ -81,8 +81,9 @@ Result<CudaDriver> Load() {
 }  // namespace
 
 Result<const CudaDriver*> CudaDriver::Get() {
-  // Never unloaded: the process may be using it for other things.
-  static const Result<CudaDriver> loaded = Load();
+  // Never unloaded, the process may be using it for other things; nor destroyed, threads may
+  // outlive main.
+  static const auto& loaded = *new Result<CudaDriver>(Load());
   if (!loaded.ok()) {
     return loaded.status();
   }
