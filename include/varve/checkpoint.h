@@ -189,6 +189,12 @@ class CheckpointReader {
   [[nodiscard]] Result<std::uint64_t> ReadTensors(std::span<const TargetTensor> targets,
                                                   const LoadOptions& options);
 
+  /// From now on reads as one of `ranks` ranks of a node that read the same bytes, the one of number
+  /// `place`, from 0: see LoadOptions::share. Not during a read.
+  void ShareReads(std::uint32_t place, std::uint32_t ranks);
+  /// Returns LoadReport::shared_bytes of all reads since Open.
+  [[nodiscard]] std::uint64_t shared_bytes() const;
+
   /// Makes reads of files in their order, each call a little of many files, fetch no block twice:
   /// keeps the last block of each file from now on, `max_bytes` in all. Not during a read.
   void KeepTails(std::uint64_t max_bytes);

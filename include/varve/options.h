@@ -156,6 +156,9 @@ struct LoadOptions {
   /// to the nearest value, ties to even.
   bool cast = false;
   OnDifferenceAtLoad on_difference = OnDifferenceAtLoad::kKeep;
+  /// Ranks of one node that need the same bytes of files read them once from the disk, through the
+  /// system's page cache. False: each reads for itself, past the cache.
+  bool share = true;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// Reads at most this far apart become one.
   std::uint64_t max_gap_bytes = std::uint64_t{64} << 10;
@@ -177,6 +180,7 @@ struct ResizedTensor {
 struct LoadReport {
   std::uint64_t loaded = 0;        ///< Tensors and plain values that this rank has loaded.
   std::uint64_t bytes_read = 0;    ///< Of tensors; whole checksum blocks.
+  std::uint64_t shared_bytes = 0;  ///< Of those, shared with other ranks: LoadOptions::share.
   std::uint64_t device_bytes = 0;  ///< Copied to CUDA devices by the engine.
   CopiedAhead copied_ahead{};      ///< The LoadRequest's.
   double seconds = 0;

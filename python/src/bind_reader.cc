@@ -11,6 +11,7 @@
 #include "bindings.h"
 #include "bound.h"
 #include "interruptible.h"
+#include "load/shared_reads.h"
 #include "plain_items.h"
 #include "plain_tensor.h"
 #include "varve/agent.h"
@@ -40,7 +41,9 @@ constexpr const char* kLoadReportDoc =
 Attributes:
     loaded: Tensors and plain values that this rank has got.
     bytes_read: From storage, by this rank; whole checksum blocks.
-    bytes_from_agent: Of these, the bytes that came from the memory of this node's agent.
+    shared_bytes: Of these, the bytes that other ranks of this node needed too: read from the disk by one
+        of them, and found in the page cache by the others.
+    bytes_from_agent: Of bytes_read, the bytes that came from the memory of this node's agent.
     device_bytes: Bytes that the engine copied to CUDA devices, as their tensors hold them.
     copied_ahead: CopiedAhead: the tensors on devices that torch filled from the CPU, one at a time.
     seconds: From the agreement of the ranks until all had read.
@@ -264,6 +267,28 @@ class PythonReader {
     });
   }
 
+  /// Returns what a rank needs to read for a request.
+  nb::bytes NeedFor(const LoadRequest& request) {
+    const std::string need =
+        EncodeFields(NeedOf(reader().metadata(), request.targets, LoadOptions{}));
+    return nb::bytes(need.data(), need.size());
+  }
+
+  /// Returns the place and number of ranks for ShareReads, by rank.
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> ShareNeeds(
+      const std::vector<nb::bytes>& needs) {
+    std::vector<ReadNeed> decoded;
+    for (const nb::bytes& need : needs) {
+      decoded.push_back(
+          ValueOrRaise(DecodeFields<ReadNeed>(std::string_view(need.c_str(), need.size()))));
+    }
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> shared;
+    for (const SharedBy by : ShareReads(decoded, reader().metadata().TotalBytes())) {
+      shared.emplace_back(by.place, by.ranks);
+    }
+    return shared;
+  }
+
   /// Fills the targets from this process alone; returns the bytes read.
   std::uint64_t ReadInto(const LoadRequest& request) {
     return Stoppable(reader().directory(), [&](const std::stop_token& stop) {
@@ -301,6 +326,7 @@ void BindReader(nb::module_& module) {
       .Field("fit", &LoadOptions::fit)
       .Field("cast", &LoadOptions::cast)
       .Field("on_difference", &LoadOptions::on_difference)
+      .Field("share", &LoadOptions::share)
       .Field("timeout", &LoadOptions::timeout)
       .Field("max_gap_bytes", &LoadOptions::max_gap_bytes)
       .Field("io_threads", &LoadOptions::io_threads)
@@ -313,6 +339,7 @@ void BindReader(nb::module_& module) {
   Bound<PythonLoadReport>(module, "LoadReport", kLoadReportDoc)
       .Field("loaded", &LoadReport::loaded)
       .Field("bytes_read", &LoadReport::bytes_read)
+      .Field("shared_bytes", &LoadReport::shared_bytes)
       .Field("bytes_from_agent", &PythonLoadReport::bytes_from_agent)
       .Field("device_bytes", &LoadReport::device_bytes)
       .Field("copied_ahead", &LoadReport::copied_ahead)
@@ -360,6 +387,15 @@ void BindReader(nb::module_& module) {
            nb::arg("entries"), nb::arg("path").none(), nb::arg("leaves"), nb::arg("keep"),
            nb::arg("devices"))
       .def("read_into", &PythonReader::ReadInto, nb::arg("request"))
+      .def("need", &PythonReader::NeedFor, nb::arg("request"))
+      .def("share_needs", &PythonReader::ShareNeeds, nb::arg("needs"))
+      .def(
+          "share_reads",
+          [](PythonReader& self, std::uint32_t place, std::uint32_t ranks) {
+            self.reader().ShareReads(place, ranks);
+          },
+          nb::arg("place"), nb::arg("ranks"))
+      .def_prop_ro("shared_bytes", [](PythonReader& self) { return self.reader().shared_bytes(); })
       .def("object_extents", &PythonReader::ObjectExtents)
       .def(
           "take_values_of",

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, zeros
 
 import varve
 import varve.torch
+import varve.torch.dcp as dcp
 
 
 def network(dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:
@@ -98,3 +103,31 @@ def load_into_shared_memory_on_one_rank(rank: int, size: int, path: str) -> None
         varve.torch.load({"model": {"0.weight": target}}, path, timeout=60.0)
     finally:
         assert bool((target == 7).all())
+
+
+def load_and_count(
+    rank: int, size: int, path: str, layout: str, by: str, share: bool
+) -> tuple[int, int]:
+    """Returns the bytes that this process had from the disk, and those of the report that were shared."""
+    mesh = init_device_mesh("cpu", (size,))
+    placement = {"replicated": Replicate(), "columns": Shard(1), "rows": Shard(0)}[layout]
+    state = {"w": zeros(4096, 4096, device_mesh=mesh, placements=[placement])}
+    dist.barrier()
+    before = _bytes_from_disk()
+    shared = 0
+    if by == "varve.torch.load":
+        shared = varve.torch.load(state, path, share=share).shared_bytes
+    else:
+        dcp.load(state, checkpoint_id=path, planner=DefaultLoadPlanner() if by == "dcp" else None)
+    read = _bytes_from_disk() - before
+    assert torch.equal(state["w"].full_tensor(), numbered())
+    return read, shared
+
+
+def numbered() -> torch.Tensor:
+    return torch.arange(4096.0 * 4096).reshape(4096, 4096)
+
+
+def _bytes_from_disk() -> int:
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["read_bytes"])

@@ -49,3 +49,28 @@ def test_a_destination_of_one_rank_that_cannot_be_filled_fails_all(step: str) ->
     errors = errors_of_ranks(2, jobs.load_into_shared_memory_on_one_rank, step)
     assert len(errors) == 2
     assert all("rank 1" in error and "share memory" in error for error in errors.values())
+
+
+#: Bytes of the state, and what a little that others of the process read may add.
+_ALL = 64 << 20
+_MORE = 4 << 20
+
+
+@pytest.mark.parametrize("by", ["varve.torch.load", "plain dcp", "dcp"])
+@pytest.mark.parametrize("layout", ["replicated", "columns", "rows"])
+def test_ranks_of_a_node_read_what_they_all_need_once_from_the_disk(
+    by: str, layout: str, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "step")
+    varve.torch.save({"w": jobs.numbered()}, path)  # Past the page cache.
+    by_rank = run_ranks(3, jobs.load_and_count, path, layout, by, True)
+    assert _ALL <= sum(read for read, _ in by_rank) <= _ALL + _MORE
+    if by == "varve.torch.load":
+        assert all((shared > 0) == (layout != "rows") for _, shared in by_rank)
+
+
+def test_ranks_that_do_not_share_each_read_for_themselves(tmp_path: Path) -> None:
+    path = str(tmp_path / "step")
+    varve.torch.save({"w": jobs.numbered()}, path)
+    by_rank = run_ranks(3, jobs.load_and_count, path, "replicated", "varve.torch.load", False)
+    assert all(read >= _ALL and shared == 0 for read, shared in by_rank)

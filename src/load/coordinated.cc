@@ -1,8 +1,8 @@
 // A collective load: the ranks agree first, then each reads on its own, then all learn the outcome.
-//   A. Every rank contributes which checkpoint it opened and what differs between it and the
-//      request, or why its destinations cannot be filled. The coordinator compares and merges;
-//      differences that LoadOptions::strict forbids end the load on all ranks before any target has
-//      been touched.
+//   A. Every rank contributes which checkpoint it opened, what differs between it and the request,
+//      and what it needs to read, or why its destinations cannot be filled. The coordinator compares
+//      and merges, and tells each rank with which others it shares its reads; differences that
+//      LoadOptions::strict forbids end the load on all ranks before any target has been touched.
 //   B. Every rank reads its targets and contributes its status.
 
 #include <algorithm>
@@ -23,6 +23,7 @@
 #include "load/cast_read.h"
 #include "load/destinations.h"
 #include "load/fit.h"
+#include "load/shared_reads.h"
 #include "load/tied_names.h"
 #include "tensor/box.h"
 #include "tensor/cast.h"
@@ -43,6 +44,13 @@ struct LoadDifferences {
   std::vector<std::string> several;
   bool cast_helps = false;  ///< A mismatched tensor has another dtype, which `cast` would convert.
   bool fit_helps = false;   ///< One has other sizes, which `fit` would allow.
+  ReadNeed need{};          ///< Of one rank alone.
+};
+
+/// What the ranks have agreed on.
+struct LoadReply {
+  LoadDifferences merged;
+  SharedBy shared_by;
 };
 
 template <class Archive>
@@ -54,7 +62,12 @@ template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, LoadDifferences>& differences) {
   archive(differences.save_id.bytes, differences.missing, differences.mismatched,
           differences.resized, differences.unwanted, differences.several, differences.cast_helps,
-          differences.fit_helps);
+          differences.fit_helps, differences.need);
+}
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, LoadReply>& reply) {
+  archive(reply.merged, reply.shared_by.place, reply.shared_by.ranks);
 }
 
 namespace {
@@ -209,9 +222,10 @@ std::string Sentence(std::string_view title, std::vector<std::string> names) {
   return text;
 }
 
-/// Merges the differences of all ranks, on the coordinator.
+/// Merges the differences of all ranks, on the coordinator; `needs` receives each rank's.
 Result<LoadDifferences> Merge(const Metadata& metadata,
-                              const std::vector<std::string>& contributions) {
+                              const std::vector<std::string>& contributions,
+                              std::vector<ReadNeed>* needs) {
   std::set<std::string> missing;
   std::set<std::string> mismatched;
   std::set<std::string> several;
@@ -219,14 +233,14 @@ Result<LoadDifferences> Merge(const Metadata& metadata,
   LoadDifferences merged;
   merged.unwanted.assign(metadata.tensors.size() + metadata.objects.size(), '\1');
   for (std::size_t rank = 0; rank < contributions.size(); ++rank) {
-    VARVE_ASSIGN_OR_RETURN(const LoadDifferences one,
-                           DecodeFields<LoadDifferences>(contributions[rank]));
+    VARVE_ASSIGN_OR_RETURN(LoadDifferences one, DecodeFields<LoadDifferences>(contributions[rank]));
     if (one.save_id != metadata.save_id || one.unwanted.size() != merged.unwanted.size()) {
       return FailedPrecondition("rank " + std::to_string(rank) +
                                 " sees another checkpoint than rank 0 (save " +
                                 ToString(one.save_id) + " and " + ToString(metadata.save_id) +
                                 "); all ranks must load from one shared file system");
     }
+    needs->push_back(std::move(one.need));
     missing.insert(one.missing.begin(), one.missing.end());
     mismatched.insert(one.mismatched.begin(), one.mismatched.end());
     several.insert(one.several.begin(), one.several.end());
@@ -255,6 +269,16 @@ std::vector<std::string> UnwantedNames(const Metadata& metadata, const std::stri
     }
   }
   return names;
+}
+
+/// Returns the bytes of all tensors but the unwanted.
+std::uint64_t WantedBytes(const Metadata& metadata, const std::string& unwanted) {
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < metadata.tensors.size(); ++i) {
+    const TensorMetadata& tensor = metadata.tensors[i];
+    bytes += unwanted[i] == '\0' ? Volume(tensor.shape) * ItemSize(tensor.dtype) : 0;
+  }
+  return bytes;
 }
 
 /// Returns the error for differences that `options` do not allow.
@@ -333,14 +357,24 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
       AddPhase(&report.phases, std::move(compared));
     }
     VARVE_RETURN_IF_ERROR(fillable);
+    if (coordinator.size() > 1 && options.share) {
+      found.need = NeedOf(metadata, usable, options);
+    }
     return EncodeFields(found);
   });
   const auto decide = [&](const std::vector<std::string>& all) -> Result<std::vector<std::string>> {
-    VARVE_ASSIGN_OR_RETURN(const LoadDifferences merged, Merge(metadata, all));
+    std::vector<ReadNeed> needs;
+    VARVE_ASSIGN_OR_RETURN(LoadDifferences merged, Merge(metadata, all, &needs));
     VARVE_RETURN_IF_ERROR(CheckOneValue(merged, metadata.world_size, all.size()));
     VARVE_RETURN_IF_ERROR(
         CheckDifferences(merged, UnwantedNames(metadata, merged.unwanted), options));
-    return std::vector<std::string>(all.size(), EncodeFields(merged));
+    LoadReply reply{std::move(merged), {}};
+    std::vector<std::string> replies;
+    for (const SharedBy by : ShareReads(needs, WantedBytes(metadata, reply.merged.unwanted))) {
+      reply.shared_by = by;
+      replies.push_back(EncodeFields(reply));
+    }
+    return replies;
   };
   std::optional<PhaseTimer> timer(std::in_place, &report.phases, "exchange");
   VARVE_ASSIGN_OR_RETURN(const std::string reply,
@@ -348,14 +382,23 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
                                   Clock::now() + options.timeout, std::cref(decide)));
   timer.reset();
   const Status read = Guarded([&] {
-    VARVE_ASSIGN_OR_RETURN(LoadDifferences merged, DecodeFields<LoadDifferences>(reply));
+    VARVE_ASSIGN_OR_RETURN(auto decoded, DecodeFields<LoadReply>(reply));
+    LoadDifferences& merged = decoded.merged;
     report.missing = std::move(merged.missing);
     report.mismatched = std::move(merged.mismatched);
     report.resized = std::move(merged.resized);
     report.unexpected = UnwantedNames(metadata, merged.unwanted);
+    if (coordinator.size() > 1) {  // Else the caller may have said by whom.
+      reader.ShareReads(decoded.shared_by.place, decoded.shared_by.ranks);
+    }
+    const std::uint64_t shared_before = reader.shared_bytes();
     VARVE_ASSIGN_OR_RETURN(report.bytes_read, reader.ReadTensors(usable, options));
+    report.shared_bytes = reader.shared_bytes() - shared_before;
     return Status::Ok();
   });
+  if (coordinator.size() > 1) {
+    reader.ShareReads(0, 1);  // What is read later is read by this rank alone.
+  }
   for (Phase& phase : reader.TakePhases()) {
     report.device_bytes += phase.name == "device" ? phase.bytes : 0;
     AddPhase(&report.phases, std::move(phase));

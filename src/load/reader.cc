@@ -44,6 +44,8 @@ struct CheckpointReader::Impl {
   std::optional<Metadata> stored;  // With the lowest rank's values, if `index` has another's.
   const std::unique_ptr<StorageLock> hold;  // Keeps the checkpoint from being pruned.
   CheckpointFiles files;
+  SharedBy shared_by;
+  std::atomic<std::uint64_t> shared_bytes{0};
   std::mutex mutex;  // Guards `phases`.
   std::vector<Phase> phases;
 
@@ -153,6 +155,7 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
                                 .threads = options.io_threads,
                                 .owner_name = owner_name,
                                 .on_read = {},
+                                .shared_by = shared_by,
                                 .stop = options.stop};
   std::atomic<std::uint64_t> done{0};
   if (options.progress) {
@@ -162,6 +165,7 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
   }
   ReadOutcome outcome = ReadFiles(reads, owner_count, BufferPool::Shared(), read_options);
   Add(kind, outcome);
+  shared_bytes += outcome.shared_bytes;
   if (!outcome.status.ok()) {
     return Status(outcome.status.code(),
                   outcome.status.message() + "; " + DescribeTouched(outcome.touched, owner_name))
@@ -275,6 +279,12 @@ Result<std::unique_ptr<CheckpointReader>> CheckpointReader::OpenOwnRanks(const s
   return std::unique_ptr<CheckpointReader>(
       new CheckpointReader(std::make_unique<Impl>(storage, std::move(index))));
 }
+
+void CheckpointReader::ShareReads(std::uint32_t place, std::uint32_t ranks) {
+  impl_->shared_by = {place, ranks};
+}
+
+std::uint64_t CheckpointReader::shared_bytes() const { return impl_->shared_bytes; }
 
 void CheckpointReader::KeepTails(std::uint64_t max_bytes) { impl_->files.KeepTails(max_bytes); }
 

@@ -5,6 +5,8 @@
 //    blocks are checked there;
 //  - not cached: the unit is read past the cache into a pool block, each checksum block is checked
 //    there and then copied.
+// Where several ranks of a node read the same, all units count as cached: one rank's read brings them
+// into the cache, the others' find them there (read_units.h).
 // Memory that is strided in small steps always takes a pool block in between, and so does memory of
 // a device: all of a unit is checked in the block before any of it is copied to a device, by one
 // call. The thread waits for the copy, while others read and check.
@@ -27,6 +29,7 @@
 #include "device/cuda_devices.h"
 #include "pipeline/core_slots.h"
 #include "pipeline/device_moves.h"
+#include "pipeline/read_units.h"
 #include "pipeline/record_sums.h"
 #include "pipeline/run_threads.h"
 #include "pipeline/target_index.h"
@@ -41,11 +44,6 @@ constexpr std::uint64_t kMinDirectPiece = 4096;
 // still be in the second-level cache then (measured on 1 MiB of it: whole blocks of 1 MiB made
 // checksums cost 20 % of a warm load, steps 5 %).
 constexpr std::size_t kCachedStep = std::size_t{128} << 10;
-
-struct Unit {
-  std::size_t file = 0;
-  ByteRange range;
-};
 
 /// Adds the time since its last reading.
 class Stopwatch {
@@ -64,20 +62,14 @@ class Reader {
  public:
   Reader(std::span<FileReads> files, std::uint32_t owner_count, BufferPool& pool,
          const ReadFilesOptions& options)
-      : files_(files), pool_(pool), options_(options), touched_(owner_count) {
-    for (std::size_t f = 0; f < files_.size(); ++f) {
-      FileReads& reads = files_[f];
-      std::vector<ByteRange> needed;
+      : files_(files),
+        pool_(pool),
+        options_(options),
+        units_(UnitsOf(files, options.max_gap_bytes, options.shared_by)),
+        touched_(owner_count) {
+    for (FileReads& reads : files_) {
       for (const ReadTarget& target : reads.targets) {
         has_devices_ = has_devices_ || target.device.has_value();
-        for (const ByteRange& range : target.region.TouchedRanges(options.max_gap_bytes)) {
-          needed.push_back({target.chunk_begin + range.begin, target.chunk_begin + range.end});
-        }
-      }
-      for (const ByteRange& range :
-           ScheduleReads(std::move(needed), reads.geometry, options.max_gap_bytes,
-                         ReadUnitBytes(reads.geometry.block_bytes))) {
-        units_.push_back({f, range});
       }
       index_.emplace_back(&reads.targets);
       sums_.push_back(std::make_unique<RecordSums>(&reads));
@@ -87,11 +79,12 @@ class Reader {
   ReadOutcome Execute() {
     ReadOutcome outcome;
     outcome.status = RunThreads(units_.size(), threads_, options_.stop,
-                                [&](std::size_t i) { return ReadUnit(units_[i]); });
+                                [&](std::size_t i) { return ReadOne(units_[i]); });
     for (std::size_t f = 0; f < files_.size() && outcome.status.ok(); ++f) {
       outcome.status = sums_[f]->Check(options_.owner_name);
     }
     outcome.bytes_read = bytes_read_;
+    outcome.shared_bytes = shared_bytes_;
     const auto most =
         std::max<std::size_t>(std::min(units_.size(), static_cast<std::size_t>(threads_)), 1);
     const auto mean = [&](const std::atomic<std::int64_t>& nanoseconds) {
@@ -109,7 +102,7 @@ class Reader {
   }
 
  private:
-  [[nodiscard]] std::vector<ByteRange> BlocksOf(const Unit& unit) const {
+  [[nodiscard]] std::vector<ByteRange> BlocksOf(const ReadUnit& unit) const {
     const BlockGeometry& geometry = files_[unit.file].geometry;
     std::vector<ByteRange> blocks;
     for (std::uint64_t at = unit.range.begin; at < unit.range.end; at += geometry.block_bytes) {
@@ -120,7 +113,7 @@ class Reader {
 
   using Parts = std::vector<std::span<std::byte>>;
 
-  Status ReadUnit(const Unit& unit) {
+  Status ReadOne(const ReadUnit& unit) {
     ReadableFile& file = *files_[unit.file].file;
     const std::uint64_t size = unit.range.end - unit.range.begin;
     if (size > kPoolBlockBytes) {
@@ -129,7 +122,7 @@ class Reader {
     RecordSums::Piece sums(sums_[unit.file].get(), unit.range.begin);
     Stopwatch watch;
     const std::optional<int> device = DeviceOf(unit);
-    const bool cached = file.IsCached(unit.range.begin, size);
+    const bool cached = IsShared(unit) || file.IsCached(unit.range.begin, size);
     if (device) {
       VARVE_RETURN_IF_ERROR(ReadThroughBlock(unit, cached, device, &sums, &watch));
     } else if (cached) {
@@ -151,14 +144,20 @@ class Reader {
     }
     sums.Finish();
     bytes_read_ += size;
+    shared_bytes_ += IsShared(unit) ? size : 0;
     if (options_.on_read) {
       options_.on_read(size);
     }
     return Status::Ok();
   }
 
+  /// Returns true for a unit that other ranks of the node read too, or have read.
+  [[nodiscard]] bool IsShared(const ReadUnit& unit) const {
+    return options_.shared_by.ranks > 1 && !files_[unit.file].file->IsRemote();
+  }
+
   /// Returns a device that some of a unit goes to; nothing where all goes to host memory.
-  [[nodiscard]] std::optional<int> DeviceOf(const Unit& unit) const {
+  [[nodiscard]] std::optional<int> DeviceOf(const ReadUnit& unit) const {
     std::optional<int> device;
     if (has_devices_) {
       index_[unit.file].ForEachIn(unit.range, [&](const ReadTarget& target) {
@@ -169,7 +168,7 @@ class Reader {
   }
 
   /// Reads a unit into a pool block, checks it there and copies it to its targets.
-  Status ReadThroughBlock(const Unit& unit, bool cached, std::optional<int> device,
+  Status ReadThroughBlock(const ReadUnit& unit, bool cached, std::optional<int> device,
                           RecordSums::Piece* sums, Stopwatch* watch) {
     ReadableFile& file = *files_[unit.file].file;
     const std::uint64_t size = unit.range.end - unit.range.begin;
@@ -214,7 +213,7 @@ class Reader {
   }
 
   /// Copies what targets on devices want of a unit, all of which has been checked.
-  Status CopyToDevices(const Unit& unit, std::span<const std::byte> bytes) {
+  Status CopyToDevices(const ReadUnit& unit, std::span<const std::byte> bytes) {
     std::vector<DeviceMove> moves;
     std::uint32_t owner = 0;
     index_[unit.file].ForEachIn(unit.range, [&](const ReadTarget& target) {
@@ -345,7 +344,7 @@ class Reader {
   }
 
   /// Returns the pieces of each block of a unit; nothing when bytes of some must be copied.
-  std::optional<std::vector<std::vector<Piece>>> PiecesOf(const Unit& unit) {
+  std::optional<std::vector<std::vector<Piece>>> PiecesOf(const ReadUnit& unit) {
     std::vector<std::vector<Piece>> all;
     for (const ByteRange& block : BlocksOf(unit)) {
       auto pieces = Pieces(unit.file, block);
@@ -358,7 +357,7 @@ class Reader {
   }
 
   /// Reads a unit with one request. `pieces` are those of its blocks.
-  Status ReadRemote(const Unit& unit, const std::vector<std::vector<Piece>>& pieces,
+  Status ReadRemote(const ReadUnit& unit, const std::vector<std::vector<Piece>>& pieces,
                     RecordSums::Piece* sums) {
     const std::vector<ByteRange> blocks = BlocksOf(unit);
     VARVE_ASSIGN_OR_RETURN(const auto scratch, pool_.Acquire());
@@ -477,11 +476,12 @@ class Reader {
                                             : std::clamp(cores_there_, StorageThreads(0), 16);
   CoreSlots cores_{static_cast<std::size_t>(cores_there_)};
   CoreSlots storage_{static_cast<std::size_t>(StorageThreads(options_.threads))};
-  std::vector<Unit> units_;
+  const std::vector<ReadUnit> units_;
   std::vector<TargetIndex> index_;
   std::vector<std::unique_ptr<RecordSums>> sums_;  // By file.
   std::vector<std::atomic<bool>> touched_;
   std::atomic<std::uint64_t> bytes_read_{0};
+  std::atomic<std::uint64_t> shared_bytes_{0};
   std::atomic<std::int64_t> read_ns_{0};
   std::atomic<std::int64_t> verify_ns_{0};
   std::atomic<std::int64_t> copy_ns_{0};

@@ -51,12 +51,20 @@ struct FileReads {
 /// Returns how many threads read from storage where `wanted` have been asked for; 0: no number.
 inline int StorageThreads(int wanted) { return wanted > 0 ? wanted : 8; }
 
+/// The ranks of a node that read the same bytes, and this rank's place among them, from 0.
+struct SharedBy {
+  std::uint32_t place = 0;
+  std::uint32_t ranks = 1;
+};
+
 struct ReadFilesOptions {
   std::uint64_t max_gap_bytes = std::uint64_t{64} << 10;
   int threads = 0;  ///< As LoadOptions::io_threads.
   /// Names an owner in messages.
   std::function<std::string(std::uint32_t)> owner_name;
   std::function<void(std::uint64_t)> on_read;  ///< Bytes just read; from reader threads.
+  /// Of several ranks each begins at another part, and leaves what it reads in the page cache.
+  SharedBy shared_by;
   std::stop_token stop;
 };
 
@@ -64,7 +72,8 @@ struct ReadFilesOptions {
 struct ReadOutcome {
   Status status;
   std::uint64_t bytes_read = 0;
-  std::vector<bool> touched;  ///< By owner: its memory was written to, at least in part.
+  std::uint64_t shared_bytes = 0;  ///< Of those, through the page cache, for several ranks.
+  std::vector<bool> touched;       ///< By owner: its memory was written to, at least in part.
   // The mean over the reading threads. Bytes in the page cache count in `read_seconds` alone.
   double read_seconds = 0;
   double verify_seconds = 0;

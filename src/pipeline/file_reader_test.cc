@@ -1,5 +1,6 @@
 #include "pipeline/file_reader.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -7,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/checksum.h"
+#include "pipeline/read_units.h"
 #include "support/fake_file.h"
 #include "support/random.h"
 #include "support/status_matchers.h"
@@ -140,6 +142,56 @@ TEST(ReadFiles, BothWaysGiveTheStoredBytes) {
       }
     }
   }
+}
+
+TEST(ReadFiles, LeavesWhatSeveralRanksReadInThePageCache) {
+  Random random(7);
+  const test::TempDir dir;
+  BufferPool pool(0);
+  StoredFile stored(dir / "data", 3 * kPoolBlockBytes, kBlock, &random);
+  const Dims chunk{3 * kPoolBlockBytes / kBlock, kBlock};
+  for (const std::uint32_t place : {0, 1, 2}) {
+    const auto file = stored.Open(false);
+    Wanted wanted{kHeader, chunk, {{0, 0}, chunk}};
+    FileReads reads = stored.Reads(file.get(), {wanted.Target(0)});
+    ReadFilesOptions options = Named();
+    options.shared_by = {place, 3};
+    const ReadOutcome outcome = ReadFiles({&reads, 1}, 1, pool, options);
+    ASSERT_TRUE(IsOk(outcome.status));
+    EXPECT_TRUE(wanted.memory == wanted.Want(stored.content()));
+    EXPECT_EQ(file->uncached_reads, 0);
+    EXPECT_EQ(outcome.shared_bytes, outcome.bytes_read);
+  }
+}
+
+TEST(UnitsOf, RanksThatShareBeginApartAndEachHasAllUnits) {
+  const test::TempDir dir;
+  constexpr std::uint64_t kUnits = 300;  // Two windows of two ranks, the last of 44 units.
+  Wanted wanted{0, {kUnits, kPoolBlockBytes}, {}, 1};
+  const Box box = WholeBox(wanted.chunk);
+  // Nothing is read: any address will do.
+  const Region region(
+      box, {reinterpret_cast<std::byte*>(&wanted), box, RowMajorStrides(box.sizes), 1}, box);
+  const FileReads reads{nullptr, "data",           {0, kUnits * kPoolBlockBytes, kPoolBlockBytes},
+                        {},      {{0, region, 0}}, {}};
+  const auto begins = [&](SharedBy by) {
+    std::vector<std::uint64_t> numbers;
+    for (const ReadUnit& unit : UnitsOf({&reads, 1}, 0, by)) {
+      numbers.push_back(unit.range.begin / kPoolBlockBytes);
+    }
+    return numbers;
+  };
+  const std::vector<std::uint64_t> alone = begins({0, 1});
+  ASSERT_EQ(alone.size(), kUnits);
+  EXPECT_TRUE(std::is_sorted(alone.begin(), alone.end()));
+  EXPECT_EQ(begins({0, 2}), alone);
+  std::vector<std::uint64_t> second = begins({1, 2});
+  EXPECT_EQ(second[0], 64U);
+  EXPECT_EQ(second[127], 63U);
+  EXPECT_EQ(second[128], 128U + 64);
+  EXPECT_EQ(second[256], 256U + 22);
+  std::sort(second.begin(), second.end());
+  EXPECT_EQ(second, alone);
 }
 
 TEST(ReadFiles, ReadsOnlyTheBlocksItNeeds) {

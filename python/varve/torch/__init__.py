@@ -121,6 +121,7 @@ def load(
     use_agent: bool = True,
     on_difference: Literal["keep", "first"] = "keep",
     one_will_do: str | Iterable[str] | None = None,
+    share: bool = True,
 ) -> LoadReport:
     """Fills `state_dict` in place from a checkpoint that any layout of ranks has saved.
 
@@ -168,6 +169,8 @@ def load(
             all ranks the lowest rank's values. The report has the names in `kept` and `merged`.
         one_will_do: Names of the destination, as `keys` has them, of which the lowest rank's value will do where
             the ranks cannot get their own: a measured time, a host's name. Other names are refused as before.
+        share: Ranks of one node that need the same bytes read them once from the disk, through the system's
+            page cache. False: each reads for itself, past the cache.
 
     Raises:
         InvalidArgumentError: Names, dtypes or shapes differ; the message has the first ten of each
@@ -188,6 +191,7 @@ def load(
             timeout=timeout,
             progress=progress,
             on_difference=on_difference,
+            share=share,
         )
         choice = _load.Choice(keys, rename, allow_pickle, use_agent, assign, one_will_do)
         grown = shapes_of_parameters(state_dict) if fit == "overlap" else None

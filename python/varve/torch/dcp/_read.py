@@ -55,6 +55,17 @@ class PlanReader:
         for item, content in zip(values, contents, strict=True):
             planner.load_bytes(item, io.BytesIO(content))
 
+    def needed(self, plan: LoadPlan) -> states.LoadRequest:
+        """Returns a request for all tensors of a plan, which has no memory for them."""
+        request = states.LoadRequest()
+        for item in plan.items:
+            if item.type != LoadItemType.BYTE_IO:
+                stored = self._stored(item)
+                number, shape = self._tensor(stored.fqn)
+                begin = [a + b for a, b in zip(stored.offsets, item.storage_offsets, strict=True)]
+                request.add(stored.fqn, number, shape, 0, None, begin, item.lengths)
+        return request
+
     def _stored(self, item: ReadItem) -> Stored:
         index = item.storage_index
         stored = self._storage.get(index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
 from varve import _core
+from varve._core import states
 from varve._engine import collector_at_rest, first_names
 from varve._warn import warn
 from varve.errors import ReplicasDifferWarning, UnsupportedError
@@ -56,6 +58,7 @@ class FileSystemReader(filesystem.FileSystemReader):
         self._reader: _core.Reader | None = None
         self._by_torch = False
         self._index: Metadata | None = None
+        self._planned: states.LoadRequest | None = None
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -108,6 +111,7 @@ class FileSystemReader(filesystem.FileSystemReader):
                     self._index = metadata_of(self._reader, self.load_id)
             else:
                 self._index = Metadata({})
+                self._planned = planner.request
         except UnsupportedError:
             self._index = FileSystemReader.read_metadata(self)
             return None
@@ -121,6 +125,29 @@ class FileSystemReader(filesystem.FileSystemReader):
         self.rank = kwargs.get("rank")
         self.use_collectives = kwargs.get("use_collectives", True)
 
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Notes in the plan's `storage_data` what this rank needs to read."""
+        plan = super().prepare_local_plan(plan)
+        alone = not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
+        if self._reader is None or alone:
+            return plan
+        request = self._planned
+        if request is None:
+            request = PlanReader(self._reader, self.storage_data).needed(plan)
+        return dataclasses.replace(plan, storage_data=self._reader.need(request))
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Decides which ranks of a node share their reads: they read what they all need once."""
+        plans = super().prepare_global_plan(plans)
+        needs = [plan.storage_data for plan in plans]
+        if self._reader is None or not all(isinstance(need, bytes) for need in needs):
+            return plans
+        shares = self._reader.share_needs(needs)
+        return [
+            dataclasses.replace(plan, storage_data=share)
+            for plan, share in zip(plans, shares, strict=True)
+        ]
+
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads all items of the plan; every planned element has been filled when it returns."""
         if self._by_torch:
@@ -130,6 +157,8 @@ class FileSystemReader(filesystem.FileSystemReader):
         request = None
         if isinstance(planner, PlainLoadPlanner):
             reader, request = planner.reader, planner.request
+        if isinstance(plan.storage_data, tuple):
+            reader.share_reads(*plan.storage_data)
         self._choose_values(reader)
         PlanReader(reader, self.storage_data).read(plan, planner, request)
         future: Future[None] = Future()

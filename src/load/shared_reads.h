@@ -1,0 +1,39 @@
+/// Which ranks of a node need the same bytes of a checkpoint, so that storage is asked for them
+/// once. Pure functions, but for the name of the node.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/fields.h"
+#include "pipeline/file_reader.h"
+#include "varve/checkpoint.h"
+#include "varve/hash.h"
+
+namespace varve {
+
+/// What a rank tells the coordinator of its reads.
+struct ReadNeed {
+  std::string node;         ///< Empty where the rank shares no reads.
+  Hash128 parts;            ///< Of the parts of chunks: equal where two ranks need the same.
+  std::uint64_t bytes = 0;  ///< To be read, with those between the parts that come along.
+};
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, ReadNeed>& need) {
+  archive(need.node, need.parts.bytes, need.bytes);
+}
+
+/// Returns what a rank needs of the stored tensors to fill its targets, which fit them. Its node is
+/// empty where that is too little to make a difference, or a target is not in the checkpoint.
+ReadNeed NeedOf(const Metadata& metadata, std::span<const TargetTensor> targets,
+                const LoadOptions& options);
+
+/// Returns by rank with which others it shares its reads. `wanted_bytes` are those of all tensors
+/// that some rank wants. Ranks of a node share where together they would read a tenth more than
+/// all there is, so that some of it is read twice; else those share that need the same parts.
+std::vector<SharedBy> ShareReads(std::span<const ReadNeed> needs, std::uint64_t wanted_bytes);
+
+}  // namespace varve
