@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "agent/client.h"
-#include "agent/executor.h"
 #include "async/stager_jobs.h"
 #include "async/start.h"
 #include "crash/matrix.h"
