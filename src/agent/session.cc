@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "async/failure_note.h"
+#include "async/attempts.h"
 #include "async/file_channel.h"
 #include "base/events.h"
 #include "base/guarded.h"

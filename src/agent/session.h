@@ -18,7 +18,6 @@
 #include "agent/session_machine.h"
 #include "agent/shared_memory.h"
 #include "async/submission.h"
-#include "async/submitted.h"
 #include "base/time_source.h"
 #include "varve/agent.h"
 #include "varve/events.h"
