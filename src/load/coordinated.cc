@@ -22,8 +22,6 @@
 #include "base/trace.h"
 #include "load/cast_read.h"
 #include "load/destinations.h"
-#include "load/fit.h"
-#include "load/tied_names.h"
 #include "tensor/box.h"
 #include "tensor/cast.h"
 #include "varve/catalogue.h"
