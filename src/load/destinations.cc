@@ -19,7 +19,7 @@
 #include "pipeline/device_fetch.h"
 #include "tensor/box.h"
 #include "tensor/memory_place.h"
-#include "tensor/memory_ranges.h"
+#include "tensor/region.h"
 
 namespace varve {
 namespace {

@@ -5,7 +5,6 @@
 
 #include "base/checked.h"
 #include "tensor/box.h"
-#include "tensor/flat_runs.h"
 
 namespace varve {
 namespace {

@@ -7,7 +7,6 @@
 
 #include "interop/overlap.h"
 #include "tensor/box.h"
-#include "tensor/flat_runs.h"
 
 namespace varve {
 namespace {
