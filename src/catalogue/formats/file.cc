@@ -1,7 +1,5 @@
 // One file of any known kind, recognised by its content.
 
-#include "interop/torch/file.h"
-
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -14,6 +12,7 @@
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "interop/safetensors/decode.h"
+#include "interop/torch/state_reader.h"
 
 namespace varve {
 namespace {
