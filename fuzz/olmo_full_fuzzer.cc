@@ -4,7 +4,7 @@
 
 #include "base/bytes.h"
 #include "fuzz_target.h"
-#include "interop/olmo/full.h"
+#include "interop/olmo/dialect.h"
 #include "interop/olmo/names.h"
 #include "olmo_ranks.h"
 

@@ -2,7 +2,7 @@
 // is the ranks' pickles (archives.h).
 
 #include "fuzz_target.h"
-#include "interop/olmo/merge.h"
+#include "interop/olmo/pieces.h"
 #include "interop/olmo/sharded.h"
 #include "interop/torch/archive.h"
 #include "interop/torch/state_reader.h"

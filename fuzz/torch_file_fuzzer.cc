@@ -4,7 +4,7 @@
 
 #include "fuzz_target.h"
 #include "interop/torch/archive.h"
-#include "interop/torch/file.h"
+#include "interop/torch/state_reader.h"
 #include "interop/zip/writer.h"
 #include "tensor/box.h"
 

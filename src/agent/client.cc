@@ -18,7 +18,6 @@
 #include <unistd.h>
 
 #include "agent/endpoint.h"
-#include "agent/report.h"
 #include "agent/shared_memory.h"
 #include "base/guarded.h"
 

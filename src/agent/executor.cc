@@ -10,11 +10,8 @@
 // written a file and before it counts that file. A deferred save stays leased though its agent is
 // lost: the agent may yet write it when this process has exited.
 
-#include "agent/executor.h"
-
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -24,7 +21,6 @@
 #include "agent/client.h"
 #include "agent/executor_machine.h"
 #include "agent/shared_memory.h"
-#include "async/submission.h"
 #include "base/events.h"
 #include "base/guarded.h"
 #include "base/time_source.h"

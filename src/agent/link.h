@@ -7,6 +7,7 @@
 
 #include "base/bytes.h"
 #include "base/file_descriptor.h"
+#include "varve/agent.h"
 #include "varve/coordinator.h"
 #include "varve/status.h"
 
@@ -24,7 +25,7 @@ enum class AgentVerb : std::uint8_t {
   kCancel,  ///< T: cancels the save of that ticket. No answer.
   kForget,  ///< T: needs the memory of that ticket. A: kForgotten.
   kFind,    ///< T: payload a path. A: a kHeld for each file of it in memory, then kOk.
-  kStatus,  ///< T. A: kOk with a text in JSON, in a memfd.
+  kStatus,  ///< T. A: kOk with an AgentReport, in a memfd.
   kDrain,   ///< T. A: kOk when nothing is left to write. No kHello is needed.
   kStop,    ///< T. A: kOk when nothing is left to write; it then ends. No kHello is needed.
   kOk,      ///< A.
@@ -59,6 +60,10 @@ inline constexpr std::size_t kMaxAgentFds = 4;
 Bytes EncodeRefusal(const Status& status);
 /// Returns the status in a kRefused. Errors: DataLoss when the payload holds none.
 Status DecodeRefusal(std::string_view payload);
+
+Bytes EncodeAgentReport(const AgentReport& report);
+/// Decodes a report. Errors: DataLoss.
+Result<AgentReport> DecodeAgentReport(std::string_view bytes);
 
 /// One side of a connection that keeps messages apart. Threads: one may receive while others send.
 class AgentLink {

@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include "async/stager_jobs.h"
+#include "async/job.h"
 #include "async/submission.h"
 #include "storage/faulty.h"
 #include "support/agent.h"

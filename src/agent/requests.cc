@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include "agent/report.h"
 #include "base/bytes.h"
 #include "base/events.h"
 #include "base/guarded.h"

@@ -1,10 +1,10 @@
 #include "agent/session.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
-#include "async/failure_note.h"
+#include "async/attempts.h"
+#include "async/file_channel.h"
 #include "base/events.h"
 #include "base/guarded.h"
 #include "base/trace.h"
@@ -24,6 +24,15 @@ SessionEvent Failed(const SessionAction& action) {
     return session_event::Released{};
   }
   return session_event::TimePassed{};
+}
+
+/// Returns an error when the agent has waited for ranks that have sent nothing `until` now.
+Status CheckWaitingTime(std::optional<TimePoint> until) {
+  return until && Now() >= *until
+             ? Unavailable(
+                   "the trainer has ended or left its agent, and the agents of other ranks have "
+                   "sent nothing")
+             : Status::Ok();
 }
 
 }  // namespace
@@ -195,11 +204,9 @@ void AgentSession::Do(const SessionAction& action) {
   }
 }
 
-TrainerView AgentSession::ViewOfTrainer(bool deferred) {
-  return {[this, deferred] {
-    const std::scoped_lock lock(mutex_);
-    return WaitsUntil(state_, deferred);
-  }};
+std::optional<TimePoint> AgentSession::EndOfWaiting(bool deferred) const {
+  const std::scoped_lock lock(mutex_);
+  return WaitsUntil(state_, deferred);
 }
 
 // ---- on the lanes ----
@@ -251,10 +258,33 @@ void AgentSession::Write(std::uint64_t ticket, const JobPtr& job) {
 }
 
 Result<AsyncSaveReport> AgentSession::WriteJob(const Job& job, SubmittedFile* file) {
-  const auto blocks = host_.BlocksAt(job.save.image.blocks);
+  const Submission& save = job.save;
+  const bool deferred = save.deferred.has_value();
+  const auto blocks = host_.BlocksAt(save.image.blocks);
   const LeasedMemory memory{blocks, [&] { return job.lease->Valid(); }};
-  return WriteForTrainer(job.save, StorageOf(job), memory, job.stop.get_token(),
-                         ViewOfTrainer(job.save.deferred.has_value()), file);
+  const std::stop_token stop = job.stop.get_token();
+  bool gave_up = false;
+  const auto give_up = [&] {
+    if (deferred && stop.stop_requested()) {
+      return Status(StatusCode::kCancelled, "no longer wanted");
+    }
+    Status status = CheckWaitingTime(EndOfWaiting(deferred));
+    gave_up = gave_up || !status.ok();
+    return status;
+  };
+  const auto has_exited = [&] { return EndOfWaiting(deferred).has_value(); };
+  Storage& storage = StorageOf(job);
+  auto report = WriteSubmission(save, storage, memory, stop, {give_up, has_exited}, file);
+  if (!report.ok() && has_exited()) {
+    const FileIdentity& rank = save.settled.identity;
+    if (gave_up) {
+      Withdraw({storage, rank, save.path}, report.status());
+    }
+    if (!rank.coordinated || rank.rank == 0) {
+      NoteFailure(storage, save.path, report.status());
+    }
+  }
+  return report;
 }
 
 /// Asks the other ranks' agents which of the kept saves they have.
@@ -265,8 +295,8 @@ void AgentSession::Agree(const Kept& kept) {
     for (const auto& [ticket, job] : kept) {
       mine.ids.push_back(job->save.settled.identity.save_id);
     }
-    return AgreeOnDeferred(mine, StorageOf(*kept.begin()->second), [&, view = ViewOfTrainer(true)] {
-      return AreWanted(kept) ? CheckWaitingTime(view)
+    return AgreeOnDeferred(mine, StorageOf(*kept.begin()->second), [&] {
+      return AreWanted(kept) ? CheckWaitingTime(EndOfWaiting(true))
                              : Status(StatusCode::kCancelled, "no longer wanted");
     });
   });

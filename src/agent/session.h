@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <string_view>
@@ -16,8 +17,8 @@
 #include "agent/agreement.h"
 #include "agent/session_machine.h"
 #include "agent/shared_memory.h"
-#include "agent/writing.h"
 #include "async/submission.h"
+#include "base/time_source.h"
 #include "varve/agent.h"
 #include "varve/events.h"
 #include "varve/storage.h"
@@ -112,6 +113,9 @@ class AgentSession {
   void ReportChanges(const SessionState& before) const;
   void ReportSave(const Job& job, EventLevel level, std::string what) const;
   void Write(std::uint64_t ticket, const JobPtr& job);
+  /// Writes and publishes a save. Where it fails and the trainer has exited, no other process
+  /// reports it: this one reports it to ranks that come later, and leaves a note for `varve ls`.
+  /// Errors: as WriteSubmission.
   Result<AsyncSaveReport> WriteJob(const Job& job, SubmittedFile* file);
   void Agree(const Kept& kept);
   [[nodiscard]] Storage& StorageOf(const Job& job) const {
@@ -119,7 +123,7 @@ class AgentSession {
   }
   bool AreWanted(const Kept& kept);
   void ReleaseMemory();
-  [[nodiscard]] TrainerView ViewOfTrainer(bool deferred);
+  [[nodiscard]] std::optional<TimePoint> EndOfWaiting(bool deferred) const;
 
   SessionHost& host_;
   Storage& storage_;

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "device/pinned_memory.h"
+#include "device/cuda_devices.h"
 #include "support/fake_cuda.h"
 #include "support/random.h"
 #include "support/status_matchers.h"

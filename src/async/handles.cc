@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "async/job.h"
-#include "async/stager_jobs.h"
 #include "async/start.h"
 #include "base/guarded.h"
 #include "base/time_source.h"

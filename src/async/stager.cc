@@ -10,11 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "async/failure_note.h"
+#include "async/attempts.h"
 #include "async/job.h"
 #include "async/last_deferred.h"
 #include "async/serial_thread.h"
-#include "async/stager_jobs.h"
 #include "async/submitter.h"
 #include "base/guarded.h"
 #include "base/time_source.h"

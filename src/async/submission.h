@@ -1,8 +1,13 @@
-/// A staged save that is sent to the process that writes it, and the interface of that process.
+/// A staged save that is sent to the process that writes it, what that process does with it, and its
+/// interface.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +18,7 @@
 #include "pipeline/staged_image.h"
 #include "save/settled.h"
 #include "varve/async_save.h"
+#include "varve/storage.h"
 
 namespace varve {
 
@@ -55,6 +61,34 @@ Result<AsyncSaveReport> DecodeReport(std::string_view bytes);
 /// Returns the name by which processes with other working directories find the checkpoint. Links in
 /// the way to it are followed, the last name is not. "s3://bucket/key" is such a name.
 Result<std::string> AbsolutePath(const std::string& path);
+
+/// A submitted file that can be read from memory.
+struct SubmittedFile {
+  std::string name;  ///< File name in the checkpoint's directory.
+  std::uint64_t data_begin = 0;
+  std::string published_as;  ///< SaveSession::published_as.
+};
+
+/// Leased memory of another process.
+struct LeasedMemory {
+  std::span<const std::byte* const> blocks;  ///< Those of the image, in its order.
+  std::function<bool()> intact;              ///< Returns true while the lease holds: bytes read
+                                             ///< before are the copy.
+};
+
+/// What the writing thread asks of a trainer that may have exited.
+struct TrainerChecks {
+  std::function<Status()> give_up;   ///< As in MakeFileChannel.
+  std::function<bool()> has_exited;  ///< The trainer has. Then another job may have taken the name
+                                     ///< since, and only what this one knew is replaced.
+};
+
+/// Claims, writes and publishes a save that another process has submitted, connected to the other
+/// ranks of the save. Repeats that after a failure that may pass. Errors: as Save; DataLoss where
+/// the memory is not intact.
+Result<AsyncSaveReport> WriteSubmission(const Submission& save, Storage& storage,
+                                        const LeasedMemory& memory, const std::stop_token& stop,
+                                        const TrainerChecks& trainer, SubmittedFile* file);
 
 /// Another process that writes staged copies. Saves have tickets, numbers in the order of the
 /// calls, which is the same on all ranks. Each is submitted or passed; they are written in that

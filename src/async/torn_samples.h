@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "device/cuda_devices.h"
-#include "device/pinned_memory.h"
 #include "pipeline/file_writer.h"
 #include "varve/hash.h"
 #include "varve/status.h"

@@ -31,7 +31,17 @@ namespace varve {
 Result<OpenedIndex> OpenKnown(Storage& storage, const std::string& path,
                               const std::stop_token& stop = {});
 
-/// Does the same for a directory of a storage that cannot list it, by the names in KnownEntries.
+/// Returns what a listing of a directory would hold of the names that checkpoints of other software
+/// are recognised by, sorted, where the storage has no lists. Asks the storage for each, in the
+/// order of the table of formats, and stops at the first. Names with a rank's number come last, for
+/// few checkpoints have them: parts that are numbered from 0 on are followed to the first that is
+/// missing. A name that the storage refuses to tell of counts as missing. Errors: NotFound where
+/// there is none, saying what was looked for and what cannot be found without a list; those of the
+/// storage where it does not answer.
+Result<std::vector<DirectoryEntry>> KnownEntries(Storage& storage, const std::string& directory);
+
+/// Does the same as OpenKnown for a directory of a storage that cannot list it, by the names in
+/// KnownEntries.
 Result<OpenedIndex> OpenKnownUnlisted(Storage& storage, const std::string& path);
 
 /// Opens one file of any known kind, whatever its name: formats/file.cc. Errors: as OpenKnown.

@@ -1,13 +1,12 @@
 // Checkpoints on a storage that cannot list a directory, as web servers cannot.
 
-#include "catalogue/unlisted.h"
-
 #include <map>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "catalogue/formats.h"
 #include "catalogue/open.h"
 #include "storage/memory.h"
 #include "support/dcp_pickles.h"

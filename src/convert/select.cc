@@ -291,4 +291,17 @@ Result<ConvertReport> Convert(const std::string& source_path, const std::string&
   return std::move(report).Annotate("convert " + source + " to " + target);
 }
 
+Result<ExportReport> ExportSafetensors(const std::string& path, const std::string& out,
+                                       const ExportOptions& options, Storage& storage) {
+  ConvertOptions convert;
+  convert.to = ConvertTarget::kSafetensors;
+  convert.include = options.include;
+  convert.overwrite = options.overwrite;
+  convert.progress = options.progress;
+  convert.stop = options.stop;
+  convert.memory_budget = std::uint64_t{128} << 20;
+  VARVE_ASSIGN_OR_RETURN(ConvertReport report, Convert(path, out, convert, storage));
+  return ExportReport{report.tensor_count, report.bytes, std::move(report.skipped)};
+}
+
 }  // namespace varve

@@ -18,7 +18,6 @@
 
 #include "device/cuda_driver.h"
 #include "device/device_move.h"
-#include "device/loaded_kernels.h"
 #include "varve/status.h"
 
 namespace varve {
@@ -152,6 +151,26 @@ class CudaDevices {
   std::span<std::byte> spare_;
   mutable std::shared_mutex registered_mutex_;  // Guards registered_.
   std::map<const std::byte*, Registered> registered_;
+};
+
+/// Host memory that devices copy to and from at full speed: a few MiB that are registered where the
+/// driver grants it. The last one is kept for the next.
+class PinnedMemory {
+ public:
+  /// Takes memory. Errors: OutOfSpace.
+  static Result<std::unique_ptr<PinnedMemory>> Make(CudaDevices& devices, int device,
+                                                    std::uint64_t bytes);
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+  ~PinnedMemory();
+  [[nodiscard]] std::span<std::byte> bytes() const { return mapping_.first(bytes_); }
+
+ private:
+  PinnedMemory(CudaDevices& devices, std::span<std::byte> mapping, std::uint64_t bytes)
+      : devices_(devices), mapping_(mapping), bytes_(bytes) {}
+  CudaDevices& devices_;
+  const std::span<std::byte> mapping_;
+  const std::uint64_t bytes_;
 };
 
 }  // namespace varve

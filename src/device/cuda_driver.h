@@ -3,8 +3,11 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <string>
 
 #include "varve/status.h"
@@ -102,6 +105,29 @@ struct CudaDriver {
   /// Returns Ok for 0, else Unavailable, "what: CUDA_ERROR_... (719): text". For errors that a
   /// device reports late, by whatever call comes next, it says that the call is not their cause.
   [[nodiscard]] Status Check(int error, const std::string& what) const;
+};
+
+/// The kernels of move_kernel.h that a device has loaded. Threads: safe. Kernels stay loaded as long as the context.
+class LoadedKernels {
+ public:
+  explicit LoadedKernels(const CudaDriver& driver) : driver_(driver) {}
+  LoadedKernels(const LoadedKernels&) = delete;
+  LoadedKernels& operator=(const LoadedKernels&) = delete;
+  ~LoadedKernels() = default;
+
+  /// Returns the kernel for elements of that size; null where it has not been compiled. Does not
+  /// wait for a thread that compiles it.
+  [[nodiscard]] CudaDriver::Handle Find(std::uint32_t item);
+
+  /// Has the driver compile it, if need be, for the context that is current. Returns null where
+  /// that fails; sets `lacks` where the driver can compile none.
+  CudaDriver::Handle Compile(std::uint32_t item, std::atomic<bool>* lacks);
+
+ private:
+  const CudaDriver& driver_;
+  std::mutex compiling_;                             // Held while one is compiled.
+  std::mutex mutex_;                                 // Guards what follows.
+  std::map<std::uint32_t, CudaDriver::Handle> all_;  // By size.
 };
 
 }  // namespace varve

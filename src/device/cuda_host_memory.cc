@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cctype>
 #include <fstream>
 #include <iterator>
@@ -10,6 +11,9 @@
 #include <string>
 #include <utility>
 
+#include <sys/mman.h>
+
+#include "base/guarded.h"
 #include "device/cuda_devices.h"
 #include "device/cuda_event.h"
 
@@ -100,6 +104,34 @@ std::optional<int> CudaDevices::NumaNodeOf(int device, const std::string& device
   std::ifstream file(devices + "/" + bus + "/numa_node");
   int node = -1;
   return file >> node && node >= 0 ? std::optional(node) : std::nullopt;
+}
+
+Result<std::unique_ptr<PinnedMemory>> PinnedMemory::Make(CudaDevices& devices, int device,
+                                                         std::uint64_t bytes) {
+  std::span<std::byte> all = devices.TakeSpare(bytes);
+  if (all.empty()) {
+    const std::uint64_t size = std::max(std::bit_ceil(bytes), std::uint64_t{1} << 20);
+    void* const memory =
+        ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+      return OutOfMemory().Annotate("take " + std::to_string(size) +
+                                    " bytes to copy from a device");
+    }
+    ::madvise(memory, size, MADV_HUGEPAGE);  // Fewer pages to take and to register.
+    ::madvise(memory, size, MADV_DONTFORK);
+    all = {static_cast<std::byte*>(memory), size};
+    (void)devices.Register(device, all);  // Where the driver refuses, copies are slower.
+  }
+  return std::unique_ptr<PinnedMemory>(new PinnedMemory(devices, all, bytes));
+}
+
+PinnedMemory::~PinnedMemory() {
+  const bool registered = devices_.IsRegistered(mapping_.data(), mapping_.size());
+  const std::span<std::byte> rest = registered ? devices_.KeepSpare(mapping_) : mapping_;
+  if (!rest.empty()) {
+    devices_.Unregister(rest.data());
+    ::munmap(rest.data(), rest.size());
+  }
 }
 
 }  // namespace varve

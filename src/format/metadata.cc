@@ -18,6 +18,8 @@ const T* FindByFqn(const std::vector<T>& sorted, std::string_view fqn) {
 
 }  // namespace
 
+std::string_view Version() { return VARVE_VERSION_STRING; }
+
 std::string ToString(const SaveId& id) { return Hex(id.bytes); }
 
 std::string_view FormatName(Format format) {

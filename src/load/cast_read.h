@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "load/device_targets.h"
+#include "load/destinations.h"
 #include "varve/checkpoint.h"
 #include "varve/options.h"
 #include "varve/status.h"

@@ -2,24 +2,31 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <new>
-#include <optional>
 #include <set>
-#include <string>
+#include <string_view>
 #include <tuple>
-#include <vector>
+#include <utility>
 
+#include "base/time_source.h"
+#include "device/cuda_devices.h"
+#include "pipeline/buffer_pool.h"
+#include "pipeline/device_fetch.h"
 #include "tensor/box.h"
-#include "tensor/memory_ranges.h"
+#include "tensor/memory_place.h"
+#include "tensor/region.h"
 
 namespace varve {
 namespace {
 
 std::string Named(const TargetTensor& target) { return "tensor \"" + target.fqn + "\""; }
+
+auto Place(const TargetTensor& target) { return PlaceOf(target, target.data, target.strides); }
 
 Status DifferentValues(const TargetTensor& a, const TargetTensor& b) {
   return InvalidArgument(Named(a) + " and " + Named(b) +
@@ -225,6 +232,102 @@ Status CheckDestinations(CheckpointReader& reader, std::span<const TargetTensor>
     begin = next;
   }
   return Status::Ok();
+}
+
+void DropTiedNames(std::span<const TargetTensor> targets, std::span<const TargetTensor> filled,
+                   std::vector<std::string>* missing) {
+  if (missing->empty()) {
+    return;
+  }
+  std::set<decltype(Place(targets.front()))> places;
+  for (const TargetTensor& target : filled) {
+    places.insert(Place(target));
+  }
+  std::map<std::string_view, bool> is_filled;  // Of targets by name: all of them.
+  for (const TargetTensor& target : targets) {
+    const bool one = !IsEmpty(target.box) && places.contains(Place(target));
+    const auto [at, is_new] = is_filled.emplace(target.fqn, one);
+    at->second = at->second && one;
+  }
+  std::erase_if(*missing, [&](const std::string& name) {
+    const auto found = is_filled.find(name);
+    return found != is_filled.end() && found->second;
+  });
+}
+
+bool DiffersInSizes(const TensorMetadata& stored, const TargetTensor& target) {
+  return stored.shape.size() == target.shape.size() && stored.shape != target.shape;
+}
+
+TargetTensor OverlapWith(const Dims& shape, TargetTensor target) {
+  if (target.strides.empty()) {
+    target.strides = RowMajorStrides(target.box.sizes);  // Those of the whole memory.
+  }
+  target.shape = shape;
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    // The first element of the box stays the first: both tensors begin at index 0.
+    const std::uint64_t begin = std::min(target.box.offsets[d], shape[d]);
+    target.box.sizes[d] = std::min(target.box.sizes[d], shape[d] - begin);
+    target.box.offsets[d] = begin;
+  }
+  return target;
+}
+
+// ---- targets on devices ----
+
+Status AwaitDeviceWork(std::span<const TargetTensor> targets) {
+  std::set<std::pair<int, void*>> seen;
+  for (const TargetTensor& target : targets) {
+    if (target.cuda && seen.emplace(target.cuda->device, target.cuda->stream).second) {
+      const auto await = [&]() -> Status {
+        VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
+        return devices->After(Direction::kToDevice, target.cuda->device, target.cuda->stream);
+      };
+      VARVE_RETURN_IF_ERROR(await().Annotate(Named(target)));
+    }
+  }
+  return Status::Ok();
+}
+
+std::optional<int> DeviceOf(const TargetTensor& target) {
+  return target.cuda ? std::optional(target.cuda->device) : std::nullopt;
+}
+
+namespace {
+
+/// Copies all bytes of a region through a block that is registered with the driver.
+Status PutOnDevice(std::span<const std::byte> bytes, const Region& region, int device) {
+  VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
+  VARVE_ASSIGN_OR_RETURN(const auto block, BufferPool::Shared().Acquire());
+  block.Pin(*devices, device);
+  const std::uint64_t most = kPoolBlockBytes / region.item_size() * region.item_size();
+  for (std::uint64_t at = 0; at < bytes.size(); at += most) {
+    const auto step = bytes.subspan(at, std::min(most, bytes.size() - at));
+    std::memcpy(block.data(), step.data(), step.size());
+    VARVE_RETURN_IF_ERROR(CopyToDevice(region, device, at, {block.data(), step.size()}));
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<ReadToDevice> ReadByHost(CheckpointReader& reader, const TargetTensor& target,
+                                const LoadOptions& options) {
+  VARVE_ASSIGN_OR_RETURN(const StridedMemory memory, MemoryOf(target));
+  std::vector<std::byte> bytes(Volume(target.box.sizes) * memory.item_size);
+  TargetTensor host = target;
+  host.data = bytes.data();
+  host.strides.clear();
+  host.cuda.reset();
+  ReadToDevice read;
+  VARVE_ASSIGN_OR_RETURN(read.bytes_read, reader.ReadTensors({&host, 1}, options));
+  const TimePoint begin = Now();
+  VARVE_RETURN_IF_ERROR(
+      PutOnDevice(bytes, Region(target.box, memory, target.box), target.cuda->device)
+          .Annotate(Named(target)));
+  read.device_seconds = std::chrono::duration<double>(Now() - begin).count();
+  read.device_bytes = bytes.size();
+  return read;
 }
 
 }  // namespace varve

@@ -25,7 +25,6 @@
 #include "interop/torch/archive.h"
 #include "load/cast_read.h"
 #include "load/destinations.h"
-#include "load/device_targets.h"
 #include "pipeline/file_reader.h"
 #include "pipeline/run_threads.h"
 #include "plan/load_plan.h"

@@ -1,5 +1,7 @@
-// Who has a run in an object store. Nothing there ends with a process, so that a lock would outlive
-// a job that was killed, and keep out the one that is to go on. The job that came last has the run.
+// Who has a run. On a file system: the storage's lock on a hidden file, and in the file who has it.
+//
+// In an object store nothing ends with a process, so that a lock would outlive a job that was
+// killed, and keep out the one that is to go on. The job that came last has the run.
 //  1. List RUN/.varve-run/. Each claim there is an object with a number and its holder.
 //  2. Write a claim with the next number, on condition that there is none. Of two jobs that begin
 //     at once one gets AlreadyExists, looks again and takes a higher number: it came last.
@@ -14,8 +16,6 @@
 // A claim stays when its job has ended: the highest number is not used again, so that a job that
 // was cut off cannot take a later claim for its own.
 
-#include "manage/run_claim.h"
-
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -23,8 +23,11 @@
 #include <optional>
 
 #include "base/retry_time.h"
+#include "catalogue/family.h"
 #include "catalogue/names.h"
+#include "publish/claim.h"
 #include "publish/save_id.h"
+#include "varve/manage.h"
 
 namespace varve {
 namespace {
@@ -110,8 +113,7 @@ class Claim final : public RunLock {
   const std::uint64_t number_;
 };
 
-}  // namespace
-
+/// Takes the run, from the job that has it. See LockRun.
 Result<std::unique_ptr<RunLock>> ClaimRun(Storage& storage, ConditionalWrites& writes,
                                           const std::string& run, std::string_view holder) {
   const std::string directory = JoinPath(run, kRunClaims);
@@ -141,6 +143,45 @@ Result<std::unique_ptr<RunLock>> ClaimRun(Storage& storage, ConditionalWrites& w
     return std::unique_ptr<RunLock>(std::make_unique<Claim>(storage, run, directory, mine));
   }
   return Unavailable(what + ": other jobs begin all the time");
+}
+
+constexpr std::string_view kRunLockName = ".varve-run-lock";
+constexpr std::uint64_t kMaxHolderBytes = 4096;
+
+class HeldRunLock final : public RunLock {
+ public:
+  explicit HeldRunLock(std::unique_ptr<StorageLock> lock) : lock_(std::move(lock)) {}
+  Status CheckHeld() override { return Status::Ok(); }
+
+ private:
+  std::unique_ptr<StorageLock> lock_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<RunLock>> LockRun(const std::string& given, std::string_view holder,
+                                         Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const std::string run, ResolveTarget(given, storage));
+  if (ConditionalWrites* const writes = ConditionalWritesOf(storage, run); writes != nullptr) {
+    return ClaimRun(storage, *writes, run, holder);
+  }
+  VARVE_RETURN_IF_ERROR(MakeDirectories(storage, run));
+  const std::string name = JoinPath(run, kRunLockName);
+  auto lock = storage.Lock(name);
+  if (lock.status().code() == StatusCode::kFailedPrecondition) {
+    auto other = ReadWholeFile(storage, name, kMaxHolderBytes);
+    while (other.ok() && !other->empty() && other->back() == '\n') {
+      other->pop_back();
+    }
+    return FailedPrecondition(
+        "another job has the run " + run + (other.ok() && !other->empty() ? ": " + *other : "") +
+        ". Two jobs would overwrite and remove each other's steps: end one of them, or give each "
+        "a directory of its own");
+  }
+  VARVE_RETURN_IF_ERROR(lock.status().Annotate("lock the run " + run));
+  // The text is for people. The run is locked without it too.
+  (void)WriteWholeFile(storage, name, std::string(holder) + "\n", false);
+  return std::unique_ptr<RunLock>(std::make_unique<HeldRunLock>(std::move(*lock)));
 }
 
 }  // namespace varve

@@ -1,4 +1,5 @@
-/// The bytes that segments have on devices, on their way to a block of host memory.
+/// The bytes that segments have on devices, on their way to a block of host memory; and the moves of
+/// a region.
 #pragma once
 
 #include <atomic>
@@ -7,7 +8,9 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "device/device_move.h"
 #include "pipeline/buffer_pool.h"
 #include "pipeline/file_writer.h"
 #include "tensor/region.h"
@@ -51,6 +54,11 @@ class DeviceFetch {
   std::atomic<std::uint64_t> device_bytes_ = 0;
   std::atomic<std::uint64_t> pageable_bytes_ = 0;
 };
+
+/// Appends the moves between the bytes of `region`'s chunk from `begin` on, which are at `on_host`,
+/// and the region's memory, which is on that device. Leaves out bytes that the region lacks.
+void AppendMoves(const Region& region, int device, std::uint64_t begin,
+                 std::span<const std::byte> on_host, std::vector<DeviceMove>* moves);
 
 /// Copies the bytes of `region`'s chunk from `at` on to `out`; the region's memory is on a device.
 Status CopyFromDevice(const Region& region, int device, std::uint64_t at, std::span<std::byte> out);

@@ -28,7 +28,7 @@
 #include "base/trace.h"
 #include "device/cuda_devices.h"
 #include "pipeline/core_slots.h"
-#include "pipeline/device_moves.h"
+#include "pipeline/device_fetch.h"
 #include "pipeline/read_units.h"
 #include "pipeline/record_sums.h"
 #include "pipeline/run_threads.h"

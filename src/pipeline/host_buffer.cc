@@ -12,7 +12,7 @@
 
 #include "base/checked.h"
 #include "base/checksum.h"
-#include "pipeline/device_moves.h"
+#include "pipeline/device_fetch.h"
 #include "pipeline/huge_pages.h"
 #include "pipeline/run_threads.h"
 #include "tensor/box.h"

@@ -15,7 +15,7 @@
 #include "base/guarded.h"
 #include "base/threads.h"
 #include "base/time_source.h"
-#include "device/pinned_memory.h"
+#include "device/cuda_devices.h"
 #include "pipeline/huge_pages.h"
 #include "pipeline/memory_limits.h"
 #include "pipeline/run_threads.h"

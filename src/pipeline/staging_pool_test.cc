@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "device/pinned_memory.h"
+#include "device/cuda_devices.h"
 #include "support/fake_cuda.h"
 #include "support/status_matchers.h"
 #include "varve/events.h"

@@ -10,7 +10,6 @@
 #include "device/cuda_devices.h"
 #include "pipeline/buffer_pool.h"
 #include "pipeline/device_fetch.h"
-#include "pipeline/device_moves.h"
 #include "save/tensor_source.h"
 #include "tensor/box.h"
 

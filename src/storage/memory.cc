@@ -4,12 +4,21 @@
 #include <cstddef>
 #include <cstring>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "base/checked.h"
-#include "storage/memory_impl.h"
+#include "storage/memory_tree.h"
 
 namespace varve {
+
+/// `mutex` guards everything, the nodes' content included.
+struct MemoryStorage::Impl {
+  std::mutex mutex;
+  MemoryTree tree;
+  std::set<const MemoryNode*> locked;
+  std::int64_t clock_ns = 0;  // Counts changes: tests must not depend on the time of day.
+};
 
 namespace {
 
@@ -283,6 +292,70 @@ Result<std::unique_ptr<StorageLock>> MemoryStorage::Lock(const std::string& name
   }
   return std::unique_ptr<StorageLock>(std::make_unique<MemoryLock>(impl_, std::move(node), name));
 }
+
+// ---- links and empty directories ----
+
+Status MemoryStorage::Link(const std::string& from, const std::string& to) {
+  const std::scoped_lock lock(impl_->mutex);
+  VARVE_ASSIGN_OR_RETURN(NodePointer node, impl_->tree.Find(from));
+  VARVE_ASSIGN_OR_RETURN(const NodePointer old, impl_->tree.FindOrNull(to));
+  if (old != nullptr) {
+    return AlreadyExists("link " + from + " to " + to + ": it exists");
+  }
+  if (node->is_directory) {
+    return Unimplemented("link " + from + " to " + to + ": it is a directory");
+  }
+  VARVE_ASSIGN_OR_RETURN(EntryChange change, impl_->tree.ChangeOf(to, std::move(node)));
+  impl_->tree.Apply({std::move(change)});
+  return Status::Ok();
+}
+
+Result<bool> MemoryStorage::AreOneFile(const std::string& a, const std::string& b) {
+  const std::scoped_lock lock(impl_->mutex);
+  VARVE_ASSIGN_OR_RETURN(const NodePointer of_a, impl_->tree.Find(a));
+  VARVE_ASSIGN_OR_RETURN(const NodePointer of_b, impl_->tree.Find(b));
+  return of_a == of_b;
+}
+
+Result<std::string> MemoryStorage::ReadLink(const std::string& name) {
+  const std::scoped_lock lock(impl_->mutex);
+  VARVE_ASSIGN_OR_RETURN(const NodePointer node, impl_->tree.Find(name));
+  if (!node->is_link) {
+    return InvalidArgument("read link " + name + ": it is none");
+  }
+  return node->content;
+}
+
+Status MemoryStorage::MakeLink(const std::string& target, const std::string& name) {
+  const std::scoped_lock lock(impl_->mutex);
+  VARVE_ASSIGN_OR_RETURN(const NodePointer old, impl_->tree.FindOrNull(name));
+  if (old != nullptr) {
+    return AlreadyExists("make link " + name + ": it exists");
+  }
+  NodePointer node = MakeNode(*impl_, /*is_directory=*/false);
+  node->is_link = true;
+  node->content = target;
+  node->synced_content = target;
+  VARVE_ASSIGN_OR_RETURN(EntryChange change, impl_->tree.ChangeOf(name, std::move(node)));
+  impl_->tree.Apply({std::move(change)});
+  return Status::Ok();
+}
+
+Status MemoryStorage::RemoveEmpty(const std::string& name) {
+  const std::scoped_lock lock(impl_->mutex);
+  auto node = impl_->tree.Find(name);
+  if (!node.ok()) {
+    return node.status().code() == StatusCode::kNotFound ? Status::Ok() : node.status();
+  }
+  if (!(*node)->is_directory || !(*node)->entries.empty()) {
+    return AlreadyExists("remove directory " + name + ": it is not an empty directory");
+  }
+  VARVE_ASSIGN_OR_RETURN(EntryChange removal, impl_->tree.ChangeOf(name, nullptr));
+  impl_->tree.Apply({std::move(removal)});
+  return Status::Ok();
+}
+
+// ---- what is left ----
 
 std::unique_ptr<MemoryStorage> MemoryStorage::AfterPowerCut(PowerCut cut,
                                                             std::uint64_t seed) const {

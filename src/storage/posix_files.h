@@ -25,9 +25,6 @@ Result<std::unique_ptr<WritableFile>> OpenPosixForWrite(const std::string& name,
                                                         const WriteOptions& options);
 Result<std::unique_ptr<ReadableFile>> OpenPosixForRead(const std::string& name);
 
-/// Links and empty directories of the local file system. Never destroyed.
-StorageExtras PosixExtras();
-
 /// See Storage::Lock.
 Result<std::unique_ptr<StorageLock>> AcquirePosixLock(const std::string& name);
 FileLocks* PosixFileLocks();

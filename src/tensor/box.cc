@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
+#include <utility>
 
 #include "base/checked.h"
 
@@ -172,6 +173,36 @@ Strides RowMajorStrides(const Dims& sizes) {
     step *= static_cast<std::int64_t>(std::max<std::uint64_t>(sizes[d], 1));
   }
   return strides;
+}
+
+std::vector<Box> FlatRunBoxes(const Dims& shape, std::uint64_t begin, std::uint64_t end) {
+  std::vector<Box> boxes;
+  if (begin >= end) {
+    return boxes;
+  }
+  if (shape.empty()) {
+    boxes.push_back(WholeBox(shape));
+    return boxes;
+  }
+  const Strides strides = RowMajorStrides(shape);
+  const Dims steps(strides.begin(), strides.end());
+  for (std::uint64_t at = begin; at < end;) {
+    // The outermost dimension along which at least one whole step begins here. The innermost one
+    // always fits: its steps are single elements.
+    std::size_t d = 0;
+    while (at % steps[d] != 0 || end - at < steps[d]) {
+      ++d;
+    }
+    Box box{Dims(shape.size()), shape};
+    for (std::size_t outer = 0; outer <= d; ++outer) {
+      box.offsets[outer] = at / steps[outer] % shape[outer];
+      box.sizes[outer] = 1;
+    }
+    box.sizes[d] = std::min((end - at) / steps[d], shape[d] - box.offsets[d]);
+    at += box.sizes[d] * steps[d];
+    boxes.push_back(std::move(box));
+  }
+  return boxes;
 }
 
 Status CheckBox(const Dims& shape, const Box& box, std::uint64_t item_size) {

@@ -1,4 +1,3 @@
-#include "tensor/flat_runs.h"
 
 #include <gtest/gtest.h>
 

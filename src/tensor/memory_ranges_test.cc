@@ -1,5 +1,3 @@
-#include "tensor/memory_ranges.h"
-
 #include <cstddef>
 #include <random>
 #include <set>
@@ -7,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tensor/box.h"
+#include "tensor/region.h"
 
 namespace varve::memory_ranges_test {
 namespace {

@@ -276,7 +276,7 @@ MUTANTS = (
     ),
     Mutant(
         "agent-waits-for-ever",
-        "src/agent/writing.cc",
+        "src/agent/session.cc",
         "return until && Now() >= *until",
         "return until && false",
         AGENT,

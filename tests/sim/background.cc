@@ -10,8 +10,7 @@
 #include <utility>
 
 #include "agent/client.h"
-#include "agent/executor.h"
-#include "async/stager_jobs.h"
+#include "async/job.h"
 #include "async/start.h"
 #include "crash/matrix.h"
 #include "crash/saves.h"

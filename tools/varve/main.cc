@@ -9,7 +9,6 @@
 
 #include <unistd.h>
 
-#include "colour.h"
 #include "text.h"
 #include "varve/events.h"
 #include "varve/metadata.h"

@@ -4,6 +4,7 @@
 #include <array>
 #include <cassert>
 #include <cstdio>
+#include <cstdlib>
 
 #include <unistd.h>
 
@@ -30,6 +31,16 @@ std::size_t Width(std::string_view printable) {
   return static_cast<std::size_t>(std::count_if(printable.begin(), printable.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
   }));
+}
+
+const char* CodeOf(Colour colour) {
+  switch (colour) {
+    case Colour::kGood: return "\x1b[32m";
+    case Colour::kBad: return "\x1b[31m";
+    case Colour::kOdd: return "\x1b[33m";
+    case Colour::kNone: break;
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -141,6 +152,21 @@ std::string Printable(std::string_view text) {
     }
   }
   return out;
+}
+
+bool MayColour(int fd) {
+  const char* const refused = std::getenv("NO_COLOR");
+  const char* const terminal = std::getenv("TERM");
+  const bool dumb = terminal == nullptr || *terminal == 0 || std::string_view(terminal) == "dumb";
+  return (refused == nullptr || *refused == 0) && !dumb && ::isatty(fd) == 1;
+}
+
+std::string Painted(std::string_view text, Colour colour, int fd) {
+  const char* const code = CodeOf(colour);
+  if (code == nullptr || text.empty() || !MayColour(fd)) {
+    return std::string(text);
+  }
+  return code + std::string(text) + "\x1b[0m";
 }
 
 void Table::Add(const std::vector<std::string>& cells, Colour last) {

@@ -1,4 +1,4 @@
-/// Text for people: sizes, tables, and names that cannot disturb a terminal.
+/// Text for people: sizes, tables, colours, and names that cannot disturb a terminal.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,6 @@
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "colour.h"
 
 namespace varve::cli {
 
@@ -36,6 +34,16 @@ void AppendUtf8(char32_t code_point, std::string* out);
 /// malformed UTF-8 becomes U+FFFD, and control characters, which could move the cursor or retitle
 /// the window, become "\x1b", and those that reverse the direction of text "\u202e".
 std::string Printable(std::string_view text);
+
+enum class Colour : std::uint8_t { kNone, kGood, kBad, kOdd };
+
+/// Returns true when what goes to `fd` (standard output or error) may be coloured: it is a terminal
+/// that knows colours, and NO_COLOR is unset or empty (no-color.org).
+bool MayColour(int fd);
+
+/// Returns `text` in `colour`: green, red or yellow; unchanged where `fd` takes none. Adds nothing
+/// to the width on the screen.
+std::string Painted(std::string_view text, Colour colour, int fd);
 
 /// Columns, padded to their widest cell and two spaces apart. Cells are made Printable.
 class Table {

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include "colour.h"
 #include "json.h"
 #include "progress.h"
 #include "text.h"

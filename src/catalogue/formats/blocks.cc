@@ -17,7 +17,6 @@
 #include "catalogue/formats/opening.h"
 #include "pipeline/run_threads.h"
 #include "tensor/box.h"
-#include "tensor/flat_runs.h"
 
 namespace varve {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "catalogue/formats/olmo.h"
 #include "catalogue/names.h"
-#include "interop/olmo/full.h"
+#include "interop/olmo/dialect.h"
 #include "interop/pickle/text.h"
 
 namespace varve {

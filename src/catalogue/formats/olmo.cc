@@ -8,7 +8,7 @@
 
 #include "catalogue/formats/dcp.h"
 #include "catalogue/names.h"
-#include "interop/olmo/full.h"
+#include "interop/olmo/dialect.h"
 #include "interop/olmo/names.h"
 
 namespace varve {

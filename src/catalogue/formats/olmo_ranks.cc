@@ -7,10 +7,10 @@
 
 #include "catalogue/formats/olmo.h"
 #include "catalogue/names.h"
-#include "interop/olmo/full.h"
+#include "interop/olmo/dialect.h"
 #include "interop/olmo/local.h"
-#include "interop/olmo/merge.h"
 #include "interop/olmo/names.h"
+#include "interop/olmo/pieces.h"
 #include "interop/olmo/sharded.h"
 #include "interop/torch/archive.h"
 #include "interop/torch/state_reader.h"

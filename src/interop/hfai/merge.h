@@ -20,9 +20,10 @@ Status CheckHfaiParts(const std::vector<HfaiPart>& parts, const std::vector<std:
 /// Merges the parts, file by file of the checkpoint. Names are `model.I.NAME`,
 /// `optimizer.I.state.ID.KEY`, `optimizer.I.param_groups...`, and the caller's own. Requires:
 /// CheckHfaiParts accepts them; part I was decoded as file I. Errors: DataLoss, naming tensor and
-/// part, for one that is both whole and in pieces, or whole in two parts; for pieces as HfaiJoiner;
-/// for a large optimizer tensor whose parameter has no small entry; and where parts have different
-/// numbers of models or optimizers.
+/// part, for one that is both whole and in pieces, or whole in two parts; for a piece that is
+/// missing, or of another size, shape or type than the format gives it; for a large optimizer
+/// tensor whose parameter has no small entry; and where parts have different numbers of models or
+/// optimizers. InvalidArgument where the pieces would take many times the memory of the files.
 Result<Decoded> MergeHfaiParts(std::vector<HfaiPart> parts);
 
 }  // namespace varve

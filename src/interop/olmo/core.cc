@@ -8,7 +8,6 @@
 #include "interop/torch/archive.h"
 #include "interop/torch/state_reader.h"
 #include "tensor/box.h"
-#include "tensor/flat_runs.h"
 
 namespace varve {
 namespace {

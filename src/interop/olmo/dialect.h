@@ -1,4 +1,5 @@
-/// OLMo's safetensors dialect: a nested state dict in one safetensors file.
+/// The files of OLMo's checkpoints that hold whole states: its safetensors dialect, a nested state
+/// dict in one safetensors file, and torch.save files.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "interop/decoded.h"
 #include "interop/safetensors/decode.h"
 #include "interop/state_tree.h"
 #include "varve/status.h"
@@ -21,6 +23,15 @@ namespace varve {
 /// number in Metadata::files. Runs no pickle: a value that no Value can be is opaque. Errors: as
 /// ReadSafetensorsHeader; DataLoss for paths that contradict each other.
 Result<StateNode> ReadOlmoSafetensors(const NamedFile& file, std::uint32_t number);
+
+/// Reads a whole state from a torch.save file, or from one of the dialect if the name says so: the
+/// files of the full layout, and the trainer's in all layouts. `number` is the file's number in Metadata::files; `name` begins the FQNs, for messages. Adds
+/// the checksums of the file's storages to `*records`. Errors: as the readers of those files.
+Result<StateNode> ReadWholeState(const NamedFile& file, std::uint32_t number,
+                                 const std::string& name, std::vector<RecordCrc>* records);
+
+/// Cleans the names of a model's state dict.
+void CleanModelNames(StateNode* model);
 
 /// An entry of a file of the dialect that is to be written.
 struct OlmoEntry {

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "interop/olmo/full.h"
 #include "support/pickles.h"
 #include "support/status_matchers.h"
 

@@ -1,7 +1,6 @@
-#include "interop/olmo/merge.h"
-
 #include <gtest/gtest.h>
 
+#include "interop/olmo/pieces.h"
 #include "support/status_matchers.h"
 #include "tensor/box.h"
 

@@ -1,7 +1,6 @@
-#include "interop/torch/file.h"
-
 #include <gtest/gtest.h>
 
+#include "interop/torch/state_reader.h"
 #include "support/pickles.h"
 #include "support/status_matchers.h"
 #include "support/values.h"

@@ -7,7 +7,7 @@
 #include <simdjson.h>
 
 #include "interop/torch/archive.h"
-#include "interop/torch/file.h"
+#include "interop/torch/state_reader.h"
 #include "interop/torch/values.h"
 #include "support/archives.h"
 #include "support/sha256.h"

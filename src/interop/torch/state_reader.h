@@ -1,4 +1,4 @@
-/// Reads parts of a torch.save archive into a StateNode tree.
+/// Reads a torch.save archive, or parts of it, into a StateNode tree.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "interop/decoded.h"
 #include "interop/state_tree.h"
 #include "interop/torch/archive.h"
 #include "interop/torch/values.h"
@@ -72,5 +73,13 @@ class StateReader {
   Hook hook_;
   std::unordered_map<PickleRef, bool> opens_;  // Looked up only.
 };
+
+/// Reads a whole file of torch.save as a checkpoint: flattens the saved object as StateReader opens
+/// it; an object that is no dict is one entry with the empty name. Reads the container and the
+/// pickle, and of the storages only those of tensors that are part of a value.
+///
+/// Tensors get extents of Encoding::kPlain, values Encoding::kInline. `file_name` is the name of the
+/// one data file. Errors: as TorchArchive::Open; InvalidArgument when two entries get one name.
+Result<Decoded> DecodeTorchFile(std::uint64_t size, const RangeReader& read, std::string file_name);
 
 }  // namespace varve
