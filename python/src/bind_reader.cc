@@ -11,7 +11,6 @@
 #include "bindings.h"
 #include "bound.h"
 #include "interruptible.h"
-#include "load/shared_reads.h"
 #include "plain_items.h"
 #include "plain_tensor.h"
 #include "varve/agent.h"
@@ -267,26 +266,14 @@ class PythonReader {
     });
   }
 
-  /// Returns what a rank needs to read for a request.
-  nb::bytes NeedFor(const LoadRequest& request) {
-    const std::string need =
-        EncodeFields(NeedOf(reader().metadata(), request.targets, LoadOptions{}));
-    return nb::bytes(need.data(), need.size());
-  }
-
-  /// Returns the place and number of ranks for ShareReads, by rank.
+  /// Returns, by rank, the place and number of ranks for `share_reads`.
   std::vector<std::pair<std::uint32_t, std::uint32_t>> ShareNeeds(
       const std::vector<nb::bytes>& needs) {
-    std::vector<ReadNeed> decoded;
+    std::vector<std::string> messages;
     for (const nb::bytes& need : needs) {
-      decoded.push_back(
-          ValueOrRaise(DecodeFields<ReadNeed>(std::string_view(need.c_str(), need.size()))));
+      messages.emplace_back(need.c_str(), need.size());
     }
-    std::vector<std::pair<std::uint32_t, std::uint32_t>> shared;
-    for (const SharedBy by : ShareReads(decoded, reader().metadata().TotalBytes())) {
-      shared.emplace_back(by.place, by.ranks);
-    }
-    return shared;
+    return ValueOrRaise(reader().ShareNeeds(messages));
   }
 
   /// Fills the targets from this process alone; returns the bytes read.
@@ -387,7 +374,13 @@ void BindReader(nb::module_& module) {
            nb::arg("entries"), nb::arg("path").none(), nb::arg("leaves"), nb::arg("keep"),
            nb::arg("devices"))
       .def("read_into", &PythonReader::ReadInto, nb::arg("request"))
-      .def("need", &PythonReader::NeedFor, nb::arg("request"))
+      .def(
+          "need",
+          [](PythonReader& self, const LoadRequest& request) {
+            const std::string need = self.reader().NeedOf(request.targets);
+            return nb::bytes(need.data(), need.size());
+          },
+          nb::arg("request"))
       .def("share_needs", &PythonReader::ShareNeeds, nb::arg("needs"))
       .def(
           "share_reads",
@@ -395,7 +388,6 @@ void BindReader(nb::module_& module) {
             self.reader().ShareReads(place, ranks);
           },
           nb::arg("place"), nb::arg("ranks"))
-      .def_prop_ro("shared_bytes", [](PythonReader& self) { return self.reader().shared_bytes(); })
       .def("object_extents", &PythonReader::ObjectExtents)
       .def(
           "take_values_of",

@@ -25,6 +25,7 @@
 #include "interop/torch/archive.h"
 #include "load/cast_read.h"
 #include "load/destinations.h"
+#include "load/shared_reads.h"
 #include "pipeline/file_reader.h"
 #include "pipeline/run_threads.h"
 #include "plan/load_plan.h"
@@ -277,6 +278,23 @@ Result<std::unique_ptr<CheckpointReader>> CheckpointReader::OpenOwnRanks(const s
   VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenKnownOfOwnRanks(storage, where, world_size));
   return std::unique_ptr<CheckpointReader>(
       new CheckpointReader(std::make_unique<Impl>(storage, std::move(index))));
+}
+
+std::string CheckpointReader::NeedOf(std::span<const TargetTensor> targets) const {
+  return EncodeFields(varve::NeedOf(metadata(), targets, LoadOptions{}));
+}
+
+Result<std::vector<std::pair<std::uint32_t, std::uint32_t>>> CheckpointReader::ShareNeeds(
+    std::span<const std::string> needs) const {
+  std::vector<ReadNeed> decoded;
+  for (const std::string& need : needs) {
+    VARVE_ASSIGN_OR_RETURN(decoded.emplace_back(), DecodeFields<ReadNeed>(need));
+  }
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> shared;
+  for (const SharedBy by : varve::ShareReads(decoded, metadata().TotalBytes())) {
+    shared.emplace_back(by.place, by.ranks);
+  }
+  return shared;
 }
 
 void CheckpointReader::ShareReads(std::uint32_t place, std::uint32_t ranks) {

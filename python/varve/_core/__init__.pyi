@@ -1,6 +1,5 @@
 """The binding to libvarve."""
 
-import builtins
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import InitVar
 from typing import Any, Final, Literal
@@ -456,25 +455,13 @@ class Reader:
         Those that are stored under their names with the same dtype and shape. `leaves` gets each tensor by its name.
         """
 
-    def read_into(self, request: LoadRequest) -> int:
-        """Fills the tensors of a request from this process alone; returns the bytes read."""
-
+    def read_into(self, request: LoadRequest) -> int: ...  # By this process alone: bytes read.
     def object_extents(self) -> dict[str, tuple[str, int, int]]:
         """By plain value that a file holds: file, begin and end."""
 
-    def need(self, request: LoadRequest) -> builtins.bytes:
-        """What this rank needs to read for a request, for `share_needs`."""
-
-    def share_needs(self, needs: list[builtins.bytes]) -> list[tuple[int, int]]:
-        """Which ranks of a node share their reads: arguments for each rank's `share_reads`."""
-
-    def share_reads(self, place: int, ranks: int) -> None:
-        """From now on reads as one of `ranks` ranks of a node that read the same bytes."""
-
-    @property
-    def shared_bytes(self) -> int:
-        """LoadReport.shared_bytes of all reads."""
-
+    def need(self, request: LoadRequest) -> Any: ...  # Bytes, for `share_needs`.
+    def share_needs(self, needs: Sequence[Any]) -> list[tuple[int, int]]: ...  # For `share_reads`.
+    def share_reads(self, place: int, ranks: int) -> None: ...  # As one of so many ranks.
     def take_values_of(self, rank: int) -> None:
         """From now on reads the values that a rank held when it saved, where the ranks' differed."""
 

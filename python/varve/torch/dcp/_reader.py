@@ -23,6 +23,14 @@ from varve.torch.dcp._plain_plan import PlainLoadPlanner, has_methods_of_its_own
 from varve.torch.dcp._read import PlanReader
 
 
+@dataclasses.dataclass(frozen=True)
+class _Reads:
+    """Travels in `LoadPlan.storage_data`: what a rank needs to read, and then its place among how many."""
+
+    need: bytes
+    shared_by: tuple[int, int] = (0, 1)
+
+
 class FileSystemReader(filesystem.FileSystemReader):
     """Reads checkpoints of DCP and of all other formats that Varve opens, for torch's planners.
 
@@ -131,21 +139,19 @@ class FileSystemReader(filesystem.FileSystemReader):
         alone = not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
         if self._reader is None or alone:
             return plan
-        request = self._planned
-        if request is None:
-            request = PlanReader(self._reader, self.storage_data).needed(plan)
-        return dataclasses.replace(plan, storage_data=self._reader.need(request))
+        request = self._planned or PlanReader(self._reader, self.storage_data).needed(plan)
+        return dataclasses.replace(plan, storage_data=_Reads(self._reader.need(request)))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Decides which ranks of a node share their reads: they read what they all need once."""
         plans = super().prepare_global_plan(plans)
-        needs = [plan.storage_data for plan in plans]
-        if self._reader is None or not all(isinstance(need, bytes) for need in needs):
+        reads = [plan.storage_data for plan in plans if isinstance(plan.storage_data, _Reads)]
+        if self._reader is None or len(reads) < len(plans):
             return plans
-        shares = self._reader.share_needs(needs)
+        shared = self._reader.share_needs([one.need for one in reads])
         return [
-            dataclasses.replace(plan, storage_data=share)
-            for plan, share in zip(plans, shares, strict=True)
+            dataclasses.replace(plan, storage_data=_Reads(one.need, by))
+            for plan, one, by in zip(plans, reads, shared, strict=True)
         ]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -153,12 +159,12 @@ class FileSystemReader(filesystem.FileSystemReader):
         if self._by_torch:
             return super().read_data(plan, planner)
         reader = self._reader or _core.Reader(str(self.path))
-        self._reader = None  # Frees its memory and open files once this is done.
+        self._reader = self._planned = None  # Frees memory and open files once this is done.
         request = None
         if isinstance(planner, PlainLoadPlanner):
             reader, request = planner.reader, planner.request
-        if isinstance(plan.storage_data, tuple):
-            reader.share_reads(*plan.storage_data)
+        if isinstance(plan.storage_data, _Reads):
+            reader.share_reads(*plan.storage_data.shared_by)
         self._choose_values(reader)
         PlanReader(reader, self.storage_data).read(plan, planner, request)
         future: Future[None] = Future()
