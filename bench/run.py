@@ -39,6 +39,7 @@ from bench.scenarios import (
     index,
     load,
     quick,
+    ranks,
     s3,
     save,
     small,
@@ -65,6 +66,7 @@ SCENARIOS: dict[str, Callable[[Context], list[Result]]] = {
     "s3-hf": hf.run_in_bucket,
     "hfai": hfai.run,
     "unshard": unshard.run,
+    "ranks": ranks.run,
     "s3": s3.run,
 }
 

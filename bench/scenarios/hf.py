@@ -31,7 +31,7 @@ def run(context: Context) -> list[Result]:
     path = context.directory / "hf"
     remove(path)
     try:
-        rounds = _rounds(context, str(path), size)
+        rounds = rounds_of_ranks(context, "bench.hf_worker", str(path), size)
     finally:
         remove(path)
     result = Result.of(
@@ -53,7 +53,7 @@ def run_in_bucket(context: Context) -> list[Result]:
     with servers(context.directory) as running:
         bucket = f"bench-{uuid.uuid4().hex[:8]}"
         make_bucket(running[0], bucket)
-        rounds = _rounds(context, f"s3://{bucket}/hf", size)
+        rounds = rounds_of_ranks(context, "bench.hf_worker", f"s3://{bucket}/hf", size)
     result = Result.of(
         "s3-hf",
         "Save of 16 bf16 tensors, sharded by rows over two ranks, into radosgw.",
@@ -67,11 +67,11 @@ def run_in_bucket(context: Context) -> list[Result]:
     return [result]
 
 
-def _rounds(context: Context, path: str, size: int) -> Rounds:
-    """Runs the worker."""
+def rounds_of_ranks(context: Context, worker: str, path: str, size: int) -> Rounds:
+    """Runs the ranks of a worker, a module that prints the seconds of each arm."""
     context.quiet()
     numbers = [str(one) for one in (size, context.rounds, context.settle_seconds)]
-    command = [sys.executable, "-m", "bench.hf_worker", path, *numbers]
+    command = [sys.executable, "-m", worker, path, *numbers]
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=1800)
     if done.returncode != 0:

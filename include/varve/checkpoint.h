@@ -189,7 +189,7 @@ class CheckpointReader {
   [[nodiscard]] Result<std::uint64_t> ReadTensors(std::span<const TargetTensor> targets,
                                                   const LoadOptions& options);
 
-  /// Returns what this rank needs to read for its targets: a message of some 60 bytes for ShareNeeds.
+  /// Returns what this rank needs to read for its targets: a message for ShareNeeds.
   [[nodiscard]] std::string NeedOf(std::span<const TargetTensor> targets) const;
   /// Returns, by rank, the arguments for each rank's ShareReads, given what each needs. For callers
   /// whose ranks agree in their own way; a collective Load does so itself. Errors: DataLoss for a
@@ -197,7 +197,7 @@ class CheckpointReader {
   [[nodiscard]] Result<std::vector<std::pair<std::uint32_t, std::uint32_t>>> ShareNeeds(
       std::span<const std::string> needs) const;
   /// From now on reads as one of `ranks` ranks of a node that read the same bytes, the one of number
-  /// `place`, from 0: see LoadOptions::share. Not during a read.
+  /// `place`, from 0: see LoadOptions::share. A place that is none: alone. Not during a read.
   void ShareReads(std::uint32_t place, std::uint32_t ranks);
   /// Returns LoadReport::shared_bytes of all reads since Open.
   [[nodiscard]] std::uint64_t shared_bytes() const;

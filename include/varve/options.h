@@ -180,7 +180,7 @@ struct ResizedTensor {
 struct LoadReport {
   std::uint64_t loaded = 0;        ///< Tensors and plain values that this rank has loaded.
   std::uint64_t bytes_read = 0;    ///< Of tensors; whole checksum blocks.
-  std::uint64_t shared_bytes = 0;  ///< Of those, shared with other ranks: LoadOptions::share.
+  std::uint64_t shared_bytes = 0;  ///< Of those, as LoadOptions::share says.
   std::uint64_t device_bytes = 0;  ///< Copied to CUDA devices by the engine.
   CopiedAhead copied_ahead{};      ///< The LoadRequest's.
   double seconds = 0;

@@ -40,8 +40,7 @@ constexpr const char* kLoadReportDoc =
 Attributes:
     loaded: Tensors and plain values that this rank has got.
     bytes_read: From storage, by this rank; whole checksum blocks.
-    shared_bytes: Of these, the bytes that other ranks of this node needed too: read from the disk by one
-        of them, and found in the page cache by the others.
+    shared_bytes: Of these, the bytes read through the page cache, together with other ranks of this node.
     bytes_from_agent: Of bytes_read, the bytes that came from the memory of this node's agent.
     device_bytes: Bytes that the engine copied to CUDA devices, as their tensors hold them.
     copied_ahead: CopiedAhead: the tensors on devices that torch filled from the CPU, one at a time.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import DefaultLoadPlanner
+import torch.distributed.checkpoint as torch_dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, zeros
@@ -110,24 +111,53 @@ def load_and_count(
 ) -> tuple[int, int]:
     """Returns the bytes that this process had from the disk, and those of the report that were shared."""
     mesh = init_device_mesh("cpu", (size,))
-    placement = {"replicated": Replicate(), "columns": Shard(1), "rows": Shard(0)}[layout]
-    state = {"w": zeros(4096, 4096, device_mesh=mesh, placements=[placement])}
+    placement = {"columns": Shard(1), "rows": Shard(0)}.get(layout, Replicate())
+    tensor: Any = torch.zeros(4096, 4096)
+    if layout != "plain":
+        tensor = zeros(4096, 4096, device_mesh=mesh, placements=[placement])
+    state: dict[str, Any] = {"w": tensor}
+    loads = {
+        "varve.torch.load": lambda: varve.torch.load(state, path, share=share, keys=["w"]),
+        "varve.torch.dcp": lambda: dcp.load(state, checkpoint_id=path),
+        "torch": lambda: torch_dcp.load(state, storage_reader=dcp.FileSystemReader(path)),
+    }
     dist.barrier()
-    before = _bytes_from_disk()
-    shared = 0
-    if by == "varve.torch.load":
-        shared = varve.torch.load(state, path, share=share).shared_bytes
-    else:
-        dcp.load(state, checkpoint_id=path, planner=DefaultLoadPlanner() if by == "dcp" else None)
-    read = _bytes_from_disk() - before
-    assert torch.equal(state["w"].full_tensor(), numbered())
-    return read, shared
+    before = bytes_from_disk()
+    report = loads[by]()
+    read = bytes_from_disk() - before
+    whole = tensor if layout == "plain" else tensor.full_tensor()
+    assert torch.equal(whole, numbered())
+    return read, 0 if report is None else report.shared_bytes
 
 
 def numbered() -> torch.Tensor:
     return torch.arange(4096.0 * 4096).reshape(4096, 4096)
 
 
-def _bytes_from_disk() -> int:
+def bytes_from_disk() -> int:
+    """Returns the bytes that this process has had the system read from disks."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["read_bytes"])
+
+
+class _OwnEntries(dcp.FileSystemReader):
+    """Adds a tensor to the index that it fills itself."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+        metadata = super().read_metadata(*args, **kwargs)
+        metadata.state_dict_metadata["extra"] = metadata.state_dict_metadata["w"]
+        return metadata
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        mine = [item for item in plan.items if item.dest_index.fqn == "extra"]
+        rest = [item for item in plan.items if item.dest_index.fqn != "extra"]
+        for item in mine:
+            planner.resolve_tensor(item).fill_(7)
+        return super().read_data(dataclasses.replace(plan, items=rest), planner)
+
+
+def load_with_an_entry_of_the_readers_own(rank: int, size: int, path: str) -> float:
+    state = {"w": torch.zeros(4), "extra": torch.zeros(4)}
+    torch_dcp.load(state, storage_reader=_OwnEntries(path))
+    assert torch.equal(state["w"], torch.ones(4))
+    return float(state["extra"][0])

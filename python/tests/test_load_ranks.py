@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import load_jobs as jobs
 import pytest
+import torch
 from ranks import errors_of_ranks, run_ranks
 
 import varve.torch
@@ -51,26 +53,46 @@ def test_a_destination_of_one_rank_that_cannot_be_filled_fails_all(step: str) ->
     assert all("rank 1" in error and "share memory" in error for error in errors.values())
 
 
-#: Bytes of the state, and what a little that others of the process read may add.
+#: Bytes of the wanted tensor, and what a little that others of the process read may add.
 _ALL = 64 << 20
-_MORE = 4 << 20
+_MORE = 8 << 20
 
 
-@pytest.mark.parametrize("by", ["varve.torch.load", "plain dcp", "dcp"])
-@pytest.mark.parametrize("layout", ["replicated", "columns", "rows"])
-def test_ranks_of_a_node_read_what_they_all_need_once_from_the_disk(
-    by: str, layout: str, tmp_path: Path
-) -> None:
+@pytest.fixture
+def cold(tmp_path: Path) -> str:
+    """A checkpoint past the page cache, of a tensor that is wanted and a larger one that is not."""
+    probe = tmp_path / "probe"
+    with probe.open("wb") as file:
+        file.write(bytes(_MORE))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before = jobs.bytes_from_disk()
+    probe.read_bytes()
+    if jobs.bytes_from_disk() < before + _MORE:
+        pytest.skip(f"/proc/self/io does not count what is read from {tmp_path}")
     path = str(tmp_path / "step")
-    varve.torch.save({"w": jobs.numbered()}, path)  # Past the page cache.
-    by_rank = run_ranks(3, jobs.load_and_count, path, layout, by, True)
+    varve.torch.save({"w": jobs.numbered(), "unwanted": torch.ones(2 * _ALL >> 2)}, path)
+    return path
+
+
+@pytest.mark.parametrize("by", ["varve.torch.load", "varve.torch.dcp", "torch"])
+@pytest.mark.parametrize("layout", ["plain", "replicated", "columns", "rows"])
+def test_ranks_of_a_node_read_what_they_all_need_once_from_the_disk(
+    by: str, layout: str, cold: str
+) -> None:
+    by_rank = run_ranks(3, jobs.load_and_count, cold, layout, by, True)
     assert _ALL <= sum(read for read, _ in by_rank) <= _ALL + _MORE
     if by == "varve.torch.load":
         assert all((shared > 0) == (layout != "rows") for _, shared in by_rank)
 
 
-def test_ranks_that_do_not_share_each_read_for_themselves(tmp_path: Path) -> None:
-    path = str(tmp_path / "step")
-    varve.torch.save({"w": jobs.numbered()}, path)
-    by_rank = run_ranks(3, jobs.load_and_count, path, "replicated", "varve.torch.load", False)
+def test_ranks_that_do_not_share_each_read_for_themselves(cold: str) -> None:
+    by_rank = run_ranks(3, jobs.load_and_count, cold, "replicated", "varve.torch.load", False)
     assert all(read >= _ALL and shared == 0 for read, shared in by_rank)
+
+
+def test_a_plan_of_entries_that_are_not_stored_is_still_made(tmp_path: Path) -> None:
+    path = str(tmp_path / "step")
+    varve.torch.save({"w": torch.ones(4)}, path)
+    assert run_ranks(2, jobs.load_with_an_entry_of_the_readers_own, path) == [7.0, 7.0]

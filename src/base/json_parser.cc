@@ -4,7 +4,8 @@
 //    runs at the exit of the process. Such functions run in the reverse order, so ours runs first.
 // 2. Parsers are made under a mutex, and our function takes it: no parser is being made when
 //    simdjson's objects are destroyed.
-// 3. After our function has run, no parser is made. Those that exist do not use simdjson's objects.
+// 3. Our function makes as many parsers as may be idle, and after it none is made. A parser that exists
+//    does not use simdjson's objects.
 
 #include "base/json_parser.h"
 
@@ -42,7 +43,7 @@ class IdleParsers {
 
   void Return(Parser parser) {
     const std::scoped_lock lock(mutex_);
-    if (idle_.size() < kMostIdle && parser->capacity() <= kMostKeptBytes) {
+    if (exits_ || (idle_.size() < kMostIdle && parser->capacity() <= kMostKeptBytes)) {
       idle_.push_back(std::move(parser));
     }
   }
@@ -50,9 +51,21 @@ class IdleParsers {
   void Exit() {
     const std::scoped_lock lock(mutex_);
     exits_ = true;
+    Fill(kMostIdle);
   }
 
  private:
+  /// Makes parsers until so many are idle, or memory runs out.
+  void Fill(std::size_t count) {
+    while (idle_.size() < count) {
+      Parser parser = Made();
+      if (parser == nullptr) {
+        return;
+      }
+      idle_.push_back(std::move(parser));
+    }
+  }
+
   /// Makes a parser with everything that simdjson's objects make of it.
   static Parser Made() {
     auto parser = std::make_unique<simdjson::dom::parser>();
@@ -73,8 +86,8 @@ IdleParsers& Idle() {
 
 IdleParsers::IdleParsers() {
   idle_.reserve(kMostIdle);
-  idle_.push_back(Made());
-  exits_ = std::atexit([] { Idle().Exit(); }) != 0;  // No memory for it: as if it had run.
+  Fill(1);
+  (void)std::atexit([] { Idle().Exit(); });  // Without memory for it exits are as they were.
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ class JsonParser {
   ~JsonParser();
 
   /// Returns the root of a document. It views this parser, and is valid until the next call. Errors:
-  /// simdjson's; EMPTY for no text; UNINITIALIZED when the process exits and no parser is idle.
+  /// simdjson's; EMPTY for no text; UNINITIALIZED when the process exits and 32 others read.
   simdjson::simdjson_result<simdjson::dom::element> Parse(std::string_view text);
 
  private:

@@ -1,5 +1,6 @@
 #include "base/json_parser.h"
 
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -39,13 +40,19 @@ TEST(JsonParser, SaysThatNoTextIsNoDocument) {
   EXPECT_NE(parser.Parse("{").error(), simdjson::SUCCESS);
 }
 
-/// Parses when simdjson's objects have been destroyed: with the parser that was made before, and
-/// with a second one, which cannot be made any more.
+/// Parses when simdjson's objects have been destroyed: with 32 parsers that were made before, a
+/// large document too, and with one more, which cannot be made any more.
 void ParseAtTheEnd() {
-  JsonParser kept;
-  JsonParser refused;
-  const bool right = NumberIn(&kept, R"({"a": 4})") == 4 &&
-                     refused.Parse(R"({"a": 5})").error() == simdjson::UNINITIALIZED;
+  const std::string large = R"({"b": ")" + std::string(1 << 20, 'x') + R"(", "a": 4})";
+  bool right = true;
+  for (int turn = 0; turn < 2; ++turn) {
+    std::array<JsonParser, 32> kept;
+    JsonParser refused;
+    for (JsonParser& parser : kept) {
+      right = right && NumberIn(&parser, large) == 4;
+    }
+    right = right && refused.Parse(R"({"a": 5})").error() == simdjson::UNINITIALIZED;
+  }
   std::_Exit(right ? 0 : 1);
 }
 

@@ -47,7 +47,7 @@ struct LoadDifferences {
 
 /// What the ranks have agreed on.
 struct LoadReply {
-  LoadDifferences merged;
+  std::string merged;  ///< LoadDifferences, the same for all ranks.
   SharedBy shared_by;
 };
 
@@ -269,16 +269,6 @@ std::vector<std::string> UnwantedNames(const Metadata& metadata, const std::stri
   return names;
 }
 
-/// Returns the bytes of all tensors but the unwanted.
-std::uint64_t WantedBytes(const Metadata& metadata, const std::string& unwanted) {
-  std::uint64_t bytes = 0;
-  for (std::size_t i = 0; i < metadata.tensors.size(); ++i) {
-    const TensorMetadata& tensor = metadata.tensors[i];
-    bytes += unwanted[i] == '\0' ? Volume(tensor.shape) * ItemSize(tensor.dtype) : 0;
-  }
-  return bytes;
-}
-
 /// Returns the error for differences that `options` do not allow.
 Status CheckDifferences(const LoadDifferences& merged, const std::vector<std::string>& unexpected,
                         const LoadOptions& options) {
@@ -362,13 +352,13 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
   });
   const auto decide = [&](const std::vector<std::string>& all) -> Result<std::vector<std::string>> {
     std::vector<ReadNeed> needs;
-    VARVE_ASSIGN_OR_RETURN(LoadDifferences merged, Merge(metadata, all, &needs));
+    VARVE_ASSIGN_OR_RETURN(const LoadDifferences merged, Merge(metadata, all, &needs));
     VARVE_RETURN_IF_ERROR(CheckOneValue(merged, metadata.world_size, all.size()));
     VARVE_RETURN_IF_ERROR(
         CheckDifferences(merged, UnwantedNames(metadata, merged.unwanted), options));
-    LoadReply reply{std::move(merged), {}};
+    LoadReply reply{EncodeFields(merged), {}};
     std::vector<std::string> replies;
-    for (const SharedBy by : ShareReads(needs, WantedBytes(metadata, reply.merged.unwanted))) {
+    for (const SharedBy by : ShareReads(metadata, needs)) {
       reply.shared_by = by;
       replies.push_back(EncodeFields(reply));
     }
@@ -380,8 +370,8 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
                                   Clock::now() + options.timeout, std::cref(decide)));
   timer.reset();
   const Status read = Guarded([&] {
-    VARVE_ASSIGN_OR_RETURN(auto decoded, DecodeFields<LoadReply>(reply));
-    LoadDifferences& merged = decoded.merged;
+    VARVE_ASSIGN_OR_RETURN(const auto decoded, DecodeFields<LoadReply>(reply));
+    VARVE_ASSIGN_OR_RETURN(auto merged, DecodeFields<LoadDifferences>(decoded.merged));
     report.missing = std::move(merged.missing);
     report.mismatched = std::move(merged.mismatched);
     report.resized = std::move(merged.resized);

@@ -291,14 +291,14 @@ Result<std::vector<std::pair<std::uint32_t, std::uint32_t>>> CheckpointReader::S
     VARVE_ASSIGN_OR_RETURN(decoded.emplace_back(), DecodeFields<ReadNeed>(need));
   }
   std::vector<std::pair<std::uint32_t, std::uint32_t>> shared;
-  for (const SharedBy by : varve::ShareReads(decoded, metadata().TotalBytes())) {
+  for (const SharedBy by : varve::ShareReads(metadata(), decoded)) {
     shared.emplace_back(by.place, by.ranks);
   }
   return shared;
 }
 
 void CheckpointReader::ShareReads(std::uint32_t place, std::uint32_t ranks) {
-  impl_->shared_by = {place, ranks};
+  impl_->shared_by = place < ranks ? SharedBy{place, ranks} : SharedBy{};
 }
 
 std::uint64_t CheckpointReader::shared_bytes() const { return impl_->shared_bytes; }

@@ -18,22 +18,24 @@ namespace varve {
 struct ReadNeed {
   std::string node;         ///< Empty where the rank shares no reads.
   Hash128 parts;            ///< Of the parts of chunks: equal where two ranks need the same.
-  std::uint64_t bytes = 0;  ///< To be read, with those between the parts that come along.
+  std::uint64_t bytes = 0;  ///< To be read, in whole checksum blocks. An estimate.
+  std::string tensors;      ///< A bit for each tensor of the checkpoint: the rank needs some of it.
 };
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, ReadNeed>& need) {
-  archive(need.node, need.parts.bytes, need.bytes);
+  archive(need.node, need.parts.bytes, need.bytes, need.tensors);
 }
 
-/// Returns what a rank needs of the stored tensors to fill its targets, which fit them. Its node is
-/// empty where that is too little to make a difference, or a target is not in the checkpoint.
+/// Returns what a rank needs of the stored tensors to fill its targets, which fit them. Tensors with
+/// several values are left out. It is empty where it is too little to make a difference, or where
+/// the targets cannot be filled.
 ReadNeed NeedOf(const Metadata& metadata, std::span<const TargetTensor> targets,
                 const LoadOptions& options);
 
-/// Returns by rank with which others it shares its reads. `wanted_bytes` are those of all tensors
-/// that some rank wants. Ranks of a node share where together they would read a tenth more than
-/// all there is, so that some of it is read twice; else those share that need the same parts.
-std::vector<SharedBy> ShareReads(std::span<const ReadNeed> needs, std::uint64_t wanted_bytes);
+/// Returns by rank with which others it shares its reads. Ranks of a node share where together they
+/// would read a tenth more than there is of the tensors that they need, so that some of it would be
+/// read twice; else those share that need the same parts.
+std::vector<SharedBy> ShareReads(const Metadata& metadata, std::span<const ReadNeed> needs);
 
 }  // namespace varve

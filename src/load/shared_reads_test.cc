@@ -19,7 +19,8 @@ Metadata StoredByRows(std::uint64_t chunks) {
   TensorMetadata tensor{"w", DType::kFloat32, {4096, 4096}, {}};
   const std::uint64_t rows = 4096 / chunks;
   for (std::uint64_t i = 0; i < chunks; ++i) {
-    tensor.chunks.push_back({{{i * rows, 0}, {rows, 4096}}, {}, {}});
+    tensor.chunks.push_back(
+        {{{i * rows, 0}, {rows, 4096}}, {0, i * rows << 14, (i + 1) * rows << 14}, {}, {}});
   }
   metadata.tensors.push_back(std::move(tensor));
   return metadata;
@@ -34,22 +35,22 @@ ReadNeed NeedOfBox(const Metadata& metadata, Box box) {
   return NeedOf(metadata, std::vector{target}, {});
 }
 
-ReadNeed Need(std::string node, std::uint8_t parts, std::uint64_t bytes) {
-  ReadNeed need{std::move(node), {}, bytes};
+/// Returns the need of a rank, in percent of the one tensor that is stored.
+ReadNeed Need(std::string node, std::uint8_t parts, std::uint64_t percent) {
+  ReadNeed need{std::move(node), {}, percent * 64 * kMiB / 100, "\1"};
   need.parts.bytes[0] = parts;
   return need;
 }
 
-std::vector<std::pair<std::uint32_t, std::uint32_t>> Shares(const std::vector<ReadNeed>& needs,
-                                                            std::uint64_t wanted) {
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> shares;
-  for (const SharedBy by : ShareReads(needs, wanted)) {
+using Pairs = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
+
+Pairs Shares(const std::vector<ReadNeed>& needs) {
+  Pairs shares;
+  for (const SharedBy by : ShareReads(StoredByRows(4), needs)) {
     shares.emplace_back(by.place, by.ranks);
   }
   return shares;
 }
-
-using Pairs = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
 
 TEST(NeedOf, RanksThatNeedTheSamePartsSaySo) {
   const Metadata metadata = StoredByRows(4);
@@ -58,48 +59,87 @@ TEST(NeedOf, RanksThatNeedTheSamePartsSaySo) {
   EXPECT_FALSE(whole.node.empty());
   EXPECT_EQ(whole.parts, NeedOfBox(metadata, {{0, 0}, {4096, 4096}}).parts);
   EXPECT_NE(whole.parts, NeedOfBox(metadata, {{0, 0}, {4095, 4096}}).parts);
+  Metadata elsewhere = StoredByRows(4);
+  elsewhere.tensors[0].chunks[3].extent = {0, 64 * kMiB, 80 * kMiB};
+  EXPECT_NE(whole.parts, NeedOfBox(elsewhere, {{0, 0}, {4096, 4096}}).parts);
 }
 
 TEST(NeedOf, AFewColumnsOfRowsAreReadWithTheRestOfTheRows) {
-  const ReadNeed columns = NeedOfBox(StoredByRows(4), {{0, 1024}, {4096, 1024}});
-  // From the first row's columns to the last row's, in each of four chunks.
-  EXPECT_EQ(columns.bytes, 4 * (1023 * 16384 + 4096));
-  const ReadNeed rows = NeedOfBox(StoredByRows(4), {{1024, 0}, {1024, 4096}});
-  EXPECT_EQ(rows.bytes, 16 * kMiB);
+  EXPECT_EQ(NeedOfBox(StoredByRows(4), {{0, 1024}, {4096, 1024}}).bytes, 64 * kMiB);
+  EXPECT_EQ(NeedOfBox(StoredByRows(4), {{1024, 0}, {1024, 4096}}).bytes, 16 * kMiB);
+  // Apart from each other by more than a checksum block: 4096 columns of 8 rows of 32 MiB.
+  Metadata wide = StoredByRows(1);
+  wide.tensors[0].shape = {8, std::uint64_t{8} << 20};
+  wide.tensors[0].chunks[0] = {{{0, 0}, wide.tensors[0].shape}, {0, 0, 256 * kMiB}, {}, {}};
+  TargetTensor target;
+  target.fqn = "w";
+  target.dtype = DType::kFloat32;
+  target.shape = wide.tensors[0].shape;
+  target.box = {{0, 0}, {8, 1 << 20}};
+  EXPECT_EQ(NeedOf(wide, std::vector{target}, {}).bytes, 32 * kMiB);
+}
+
+TEST(NeedOf, SmallTensorsAreReadWithTheirNeighboursInTheBlock) {
+  Metadata metadata;
+  metadata.files.resize(1);
+  std::vector<TargetTensor> targets;
+  for (std::uint64_t i = 0; i < 512; ++i) {  // Each of 64 KiB; wanted is half of each.
+    const std::string fqn = "w" + std::to_string(1000 + i);
+    metadata.tensors.push_back({fqn, DType::kUInt8, {65536}, {}});
+    metadata.tensors.back().chunks.push_back({{{0}, {65536}}, {0, i << 16, (i + 1) << 16}, {}, {}});
+    TargetTensor& target = targets.emplace_back();
+    target.fqn = fqn;
+    target.dtype = DType::kUInt8;
+    target.shape = {65536};
+    target.box = {{32768}, {32768}};
+  }
+  EXPECT_EQ(NeedOf(metadata, targets, {}).bytes, 32 * kMiB);
 }
 
 TEST(NeedOf, LittleIsNotWorthSharingNorWhatIsNotThere) {
-  EXPECT_TRUE(NeedOfBox(StoredByRows(4), {{0, 0}, {1000, 4096}}).node.empty());
+  EXPECT_TRUE(NeedOfBox(StoredByRows(8), {{0, 0}, {512, 4096}}).node.empty());
   Metadata lacking = StoredByRows(4);
   lacking.tensors[0].chunks.pop_back();
   EXPECT_TRUE(NeedOfBox(lacking, {{0, 0}, {4096, 4096}}).node.empty());
 }
 
+TEST(NeedOf, ATensorOfWhichEachRankReadsItsOwnValueIsNotShared) {
+  Metadata metadata = StoredByRows(4);
+  metadata.tensor_variants.push_back({"w", {{0, 0}, {4096, 4096}}, {}, {}});
+  EXPECT_TRUE(NeedOfBox(metadata, {{0, 0}, {4096, 4096}}).node.empty());
+}
+
 TEST(ShareReads, RanksThatShardATensorReadForThemselves) {
   const Pairs alone{{0, 1}, {0, 1}, {0, 1}};
-  EXPECT_EQ(Shares({Need("a", 1, 30), Need("a", 2, 30), Need("a", 3, 40)}, 100), alone);
-  EXPECT_EQ(Shares({Need("a", 1, 35), Need("a", 2, 35), Need("a", 3, 40)}, 100), alone);
+  EXPECT_EQ(Shares({Need("a", 1, 30), Need("a", 2, 30), Need("a", 3, 40)}), alone);
+  EXPECT_EQ(Shares({Need("a", 1, 35), Need("a", 2, 35), Need("a", 3, 39)}), alone);
 }
 
 TEST(ShareReads, ReplicasShareWithinTheirNode) {
   EXPECT_EQ(Shares({Need("a", 1, 100), Need("b", 1, 100), Need("a", 1, 100), Need("b", 1, 100),
-                    Need("a", 1, 100)},
-                   100),
+                    Need("a", 1, 100)}),
             (Pairs{{0, 3}, {0, 2}, {1, 3}, {1, 2}, {2, 3}}));
 }
 
 TEST(ShareReads, AllOfANodeShareWhereTogetherTheyReadMoreThanThereIs) {
-  EXPECT_EQ(Shares({Need("a", 1, 99), Need("a", 2, 99), Need("b", 3, 50), Need("b", 4, 50)}, 100),
+  EXPECT_EQ(Shares({Need("a", 1, 99), Need("a", 2, 99), Need("b", 3, 50), Need("b", 4, 50)}),
             (Pairs{{0, 2}, {1, 2}, {0, 1}, {0, 1}}));
 }
 
+TEST(ShareReads, ThereIsNoMoreThanTheTensorsThatTheNodeNeeds) {
+  Metadata metadata = StoredByRows(4);
+  metadata.tensors.push_back({"x", DType::kFloat32, {1 << 20, 1024}, {}});  // No rank needs it.
+  const auto shared = ShareReads(metadata, std::vector{Need("a", 1, 99), Need("a", 2, 99)});
+  EXPECT_EQ(shared[1].ranks, 2U);
+}
+
 TEST(ShareReads, PairsOfReplicasOfASmallPartShare) {
-  EXPECT_EQ(Shares({Need("a", 1, 10), Need("a", 2, 10), Need("a", 1, 10), Need("a", 2, 10)}, 100),
+  EXPECT_EQ(Shares({Need("a", 1, 25), Need("a", 2, 25), Need("a", 1, 25), Need("a", 2, 25)}),
             (Pairs{{0, 2}, {0, 2}, {1, 2}, {1, 2}}));
 }
 
 TEST(ShareReads, RanksWithoutANodeShareNothing) {
-  EXPECT_EQ(Shares({Need("", 1, 100), Need("", 1, 100)}, 100), (Pairs{{0, 1}, {0, 1}}));
+  EXPECT_EQ(Shares({Need("", 1, 100), Need("", 1, 100)}), (Pairs{{0, 1}, {0, 1}}));
 }
 
 }  // namespace

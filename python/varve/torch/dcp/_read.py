@@ -56,13 +56,13 @@ class PlanReader:
             planner.load_bytes(item, io.BytesIO(content))
 
     def needed(self, plan: LoadPlan) -> states.LoadRequest:
-        """Returns a request for all tensors of a plan, which has no memory for them."""
+        """Returns a request for the tensors of a plan that are stored, which has no memory for them."""
         request = states.LoadRequest()
         for item in plan.items:
-            if item.type != LoadItemType.BYTE_IO:
-                stored = self._stored(item)
-                number, shape = self._tensor(stored.fqn)
-                begin = [a + b for a, b in zip(stored.offsets, item.storage_offsets, strict=True)]
+            stored = self._stored(item)
+            number, shape = self._tensors.get(stored.fqn, (0, ()))
+            begin = [a + b for a, b in zip(stored.offsets, item.storage_offsets, strict=False)]
+            if len(begin) == len(item.lengths) == len(shape) > 0:
                 request.add(stored.fqn, number, shape, 0, None, begin, item.lengths)
         return request
 
