@@ -196,8 +196,9 @@ class CheckpointReader {
   /// message that is none of NeedOf.
   [[nodiscard]] Result<std::vector<std::pair<std::uint32_t, std::uint32_t>>> ShareNeeds(
       std::span<const std::string> needs) const;
-  /// From now on reads as one of `ranks` ranks of a node that read the same bytes, the one of number
-  /// `place`, from 0: see LoadOptions::share. A place that is none: alone. Not during a read.
+  /// From now on reads as one of `ranks` ranks of a node that read the same bytes, the one of
+  /// number `place`, from 0: see LoadOptions::share. A place that is none: alone. Not during a
+  /// read.
   void ShareReads(std::uint32_t place, std::uint32_t ranks);
   /// Returns LoadReport::shared_bytes of all reads since Open.
   [[nodiscard]] std::uint64_t shared_bytes() const;

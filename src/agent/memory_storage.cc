@@ -75,6 +75,11 @@ class MemoryFile final : public ReadableFile {
     return (Holds(offset, size) && held_->Valid()) || disk_->IsCached(offset, size);
   }
 
+  [[nodiscard]] bool IsRemote() const override { return disk_->IsRemote(); }
+  bool Forget(std::uint64_t offset, std::uint64_t size) override {
+    return disk_->Forget(offset, size);
+  }
+
  private:
   [[nodiscard]] bool Holds(std::uint64_t offset, std::uint64_t size) const {
     const std::uint64_t begin = held_->file.data_begin;

@@ -29,7 +29,8 @@ void AsyncSaveHandle::Cancel() const { job_->CancelByCaller(); }
 namespace {
 
 /// Calls `make`. The calls have no result for what it throws: the other ranks learn the cause in
-/// their first exchange. No std::function: making one takes memory, which can run out before the try.
+/// their first exchange. No std::function: making one takes memory, which can run out before the
+/// try.
 template <class Make>
 void OrTellTheOthers(const SaveOptions& options, Coordinator& coordinator, const Make& make) {
   const Deadline deadline = Now() + options.timeout;

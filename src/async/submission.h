@@ -1,5 +1,5 @@
-/// A staged save that is sent to the process that writes it, what that process does with it, and its
-/// interface.
+/// A staged save that is sent to the process that writes it, what that process does with it, and
+/// its interface.
 #pragma once
 
 #include <cstddef>

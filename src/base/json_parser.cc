@@ -4,8 +4,8 @@
 //    runs at the exit of the process. Such functions run in the reverse order, so ours runs first.
 // 2. Parsers are made under a mutex, and our function takes it: no parser is being made when
 //    simdjson's objects are destroyed.
-// 3. Our function makes as many parsers as may be idle, and after it none is made. A parser that exists
-//    does not use simdjson's objects.
+// 3. Our function makes as many parsers as may be idle, and after it none is made. A parser that
+//    exists does not use simdjson's objects.
 
 #include "base/json_parser.h"
 

@@ -107,7 +107,8 @@ struct CudaDriver {
   [[nodiscard]] Status Check(int error, const std::string& what) const;
 };
 
-/// The kernels of move_kernel.h that a device has loaded. Threads: safe. Kernels stay loaded as long as the context.
+/// The kernels of move_kernel.h that a device has loaded. Threads: safe. Kernels stay loaded as
+/// long as the context.
 class LoadedKernels {
  public:
   explicit LoadedKernels(const CudaDriver& driver) : driver_(driver) {}

@@ -1,8 +1,9 @@
 // A collective load: the ranks agree first, then each reads on its own, then all learn the outcome.
 //   A. Every rank contributes which checkpoint it opened, what differs between it and the request,
-//      and what it needs to read, or why its destinations cannot be filled. The coordinator compares
-//      and merges, and tells each rank with which others it shares its reads; differences that
-//      LoadOptions::strict forbids end the load on all ranks before any target has been touched.
+//      and what it needs to read, or why its destinations cannot be filled. The coordinator
+//      compares and merges, and tells each rank with which others it shares its reads; differences
+//      that LoadOptions::strict forbids end the load on all ranks before any target has been
+//      touched.
 //   B. Every rank reads its targets and contributes its status.
 
 #include <algorithm>

@@ -27,9 +27,9 @@ void Fields(Archive& archive, FieldsOf<Archive, ReadNeed>& need) {
   archive(need.node, need.parts.bytes, need.bytes, need.tensors);
 }
 
-/// Returns what a rank needs of the stored tensors to fill its targets, which fit them. Tensors with
-/// several values are left out. It is empty where it is too little to make a difference, or where
-/// the targets cannot be filled.
+/// Returns what a rank needs of the stored tensors to fill its targets, which fit them. Tensors
+/// with several values are left out. It is empty where it is too little to make a difference, or
+/// where the targets cannot be filled.
 ReadNeed NeedOf(const Metadata& metadata, std::span<const TargetTensor> targets,
                 const LoadOptions& options);
 

@@ -1,5 +1,5 @@
-/// The bytes that segments have on devices, on their way to a block of host memory; and the moves of
-/// a region.
+/// The bytes that segments have on devices, on their way to a block of host memory; and the moves
+/// of a region.
 #pragma once
 
 #include <atomic>

@@ -5,8 +5,8 @@
 //    blocks are checked there;
 //  - not cached: the unit is read past the cache into a pool block, each checksum block is checked
 //    there and then copied.
-// Where several ranks of a node read the same, all units count as cached: one rank's read brings them
-// into the cache, the others' find them there (read_units.h).
+// Where several ranks of a node read the same, all units count as cached: one rank's read brings
+// them into the cache, the others' find them there (read_units.h).
 // Memory that is strided in small steps always takes a pool block in between, and so does memory of
 // a device: all of a unit is checked in the block before any of it is copied to a device, by one
 // call. The thread waits for the copy, while others read and check.

@@ -98,8 +98,8 @@ class Joiner {
       if (elements == 0) {
         continue;
       }
-      // Room for the largest number of chunks, each with three lists of as many numbers as there are
-      // dimensions.
+      // Room for the largest number of chunks, each with three lists of as many numbers as there
+      // are dimensions.
       const std::uint64_t dims = first.shape.size();
       const std::uint64_t bytes =
           (2 * dims + 1) * (sizeof(Chunk) + 3 * dims * sizeof(Dims::value_type));

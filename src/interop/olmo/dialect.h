@@ -25,8 +25,9 @@ namespace varve {
 Result<StateNode> ReadOlmoSafetensors(const NamedFile& file, std::uint32_t number);
 
 /// Reads a whole state from a torch.save file, or from one of the dialect if the name says so: the
-/// files of the full layout, and the trainer's in all layouts. `number` is the file's number in Metadata::files; `name` begins the FQNs, for messages. Adds
-/// the checksums of the file's storages to `*records`. Errors: as the readers of those files.
+/// files of the full layout, and the trainer's in all layouts. `number` is the file's number in
+/// Metadata::files; `name` begins the FQNs, for messages. Adds the checksums of the file's storages
+/// to `*records`. Errors: as the readers of those files.
 Result<StateNode> ReadWholeState(const NamedFile& file, std::uint32_t number,
                                  const std::string& name, std::vector<RecordCrc>* records);
 

@@ -68,11 +68,12 @@ Result<StoredTensor> TensorOfPieces(const std::string& fqn, const Dims& shape,
 Result<std::vector<Chunk>> ChunksOnce(const std::string& fqn, std::vector<Chunk> parts,
                                       const ReplicaCheck& check);
 
-/// Merges the states of ranks 0 to the last, which every rank's file holds; rank R's file is number R of `check`. Containers must
-/// have the same kinds, lengths and keys on all ranks, in any order of keys: the first rank's
-/// counts. Whole tensors and values must be equal. Sharded tensors must be shared in the same way;
-/// parts that several ranks store must be equal and count once, parts that none stores are left
-/// out. `name` is the FQN, for messages. Errors: DataLoss naming the entry and two files.
+/// Merges the states of ranks 0 to the last, which every rank's file holds; rank R's file is number
+/// R of `check`. Containers must have the same kinds, lengths and keys on all ranks, in any order
+/// of keys: the first rank's counts. Whole tensors and values must be equal. Sharded tensors must
+/// be shared in the same way; parts that several ranks store must be equal and count once, parts
+/// that none stores are left out. `name` is the FQN, for messages. Errors: DataLoss naming the
+/// entry and two files.
 Result<StateNode> MergeRanks(const std::string& name, std::vector<StateNode*> ranks,
                              const ReplicaCheck& check);
 

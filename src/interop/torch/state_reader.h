@@ -78,8 +78,8 @@ class StateReader {
 /// it; an object that is no dict is one entry with the empty name. Reads the container and the
 /// pickle, and of the storages only those of tensors that are part of a value.
 ///
-/// Tensors get extents of Encoding::kPlain, values Encoding::kInline. `file_name` is the name of the
-/// one data file. Errors: as TorchArchive::Open; InvalidArgument when two entries get one name.
+/// Tensors get extents of Encoding::kPlain, values Encoding::kInline. `file_name` is the name of
+/// the one data file. Errors: as TorchArchive::Open; InvalidArgument when two entries get one name.
 Result<Decoded> DecodeTorchFile(std::uint64_t size, const RangeReader& read, std::string file_name);
 
 }  // namespace varve
