@@ -2,6 +2,8 @@
 //
 // 1. The first parser is made, and with it simdjson's objects, before a function is registered that
 //    runs at the exit of the process. Such functions run in the reverse order, so ours runs first.
+//    All of that happens when the library is loaded: simdjson ends the process where memory runs out
+//    while its objects are made.
 // 2. Parsers are made under a mutex, and our function takes it: no parser is being made when
 //    simdjson's objects are destroyed.
 // 3. Our function makes as many parsers as may be idle, and after it none is made. A parser that
@@ -89,6 +91,8 @@ IdleParsers::IdleParsers() {
   Fill(1);
   (void)std::atexit([] { Idle().Exit(); });  // Without memory for it exits are as they were.
 }
+
+[[maybe_unused]] const IdleParsers& made_at_start = Idle();
 
 }  // namespace
 
