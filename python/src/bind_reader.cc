@@ -269,6 +269,7 @@ class PythonReader {
   std::vector<std::pair<std::uint32_t, std::uint32_t>> ShareNeeds(
       const std::vector<nb::bytes>& needs) {
     std::vector<std::string> messages;
+    messages.reserve(needs.size());
     for (const nb::bytes& need : needs) {
       messages.emplace_back(need.c_str(), need.size());
     }

@@ -40,7 +40,10 @@ class IdleParsers {
       idle_.pop_back();
       return parser;
     }
-    return exits_ ? nullptr : Made();
+    if (exits_) {
+      return nullptr;
+    }
+    return Made();
   }
 
   void Return(Parser parser) {
@@ -71,8 +74,10 @@ class IdleParsers {
   /// Makes a parser with everything that simdjson's objects make of it.
   static Parser Made() {
     auto parser = std::make_unique<simdjson::dom::parser>();
-    const bool allocated = parser->allocate(simdjson::dom::MINIMAL_DOCUMENT_CAPACITY) == 0;
-    return allocated ? std::move(parser) : nullptr;
+    if (parser->allocate(simdjson::dom::MINIMAL_DOCUMENT_CAPACITY) != simdjson::SUCCESS) {
+      parser.reset();
+    }
+    return parser;
   }
 
   std::mutex mutex_;
