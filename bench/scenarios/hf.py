@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import subprocess
-import sys
 import uuid
-from pathlib import Path
 
 from bench.context import Context
 from bench.files import remove
-from bench.measure import Rounds, Sample
+from bench.rank_rounds import rounds_of_ranks
 from bench.results import Result
 from bench.s3_servers import make_bucket, servers
 
@@ -65,16 +61,3 @@ def run_in_bucket(context: Context) -> list[Result]:
     result.expect_speed(HF, CONVERTED, 1.0)
     result.expect_speed(HF, SENT, 1.0)
     return [result]
-
-
-def rounds_of_ranks(context: Context, worker: str, path: str, size: int) -> Rounds:
-    """Runs the ranks of a worker, a module that prints the seconds of each arm."""
-    context.quiet()
-    numbers = [str(one) for one in (size, context.rounds, context.settle_seconds)]
-    command = [sys.executable, "-m", worker, path, *numbers]
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=1800)
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr.strip()[-500:])
-    seconds = json.loads(done.stdout.strip().splitlines()[-1])
-    return Rounds({arm: [Sample(one, 0.0) for one in seconds[arm]] for arm in seconds}, {})

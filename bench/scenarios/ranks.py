@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bench.context import Context
 from bench.files import remove
+from bench.rank_rounds import rounds_of_ranks
 from bench.ranks_worker import ALONE, DCP, DROP_IN, LAYOUTS, RANKS, SHARED
 from bench.results import Result
-from bench.scenarios.hf import rounds_of_ranks
 
 #: Every rank holds a whole state.
 _MOST_BYTES = 2 << 30
