@@ -76,7 +76,7 @@ struct LeasedMemory {
                                              ///< before are the copy.
 };
 
-/// What the writing thread asks of a trainer that may have exited.
+/// Functions by which the writing thread asks about a trainer that may have exited.
 struct TrainerChecks {
   std::function<Status()> give_up;   ///< As in MakeFileChannel.
   std::function<bool()> has_exited;  ///< The trainer has. Then another job may have taken the name

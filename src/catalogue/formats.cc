@@ -174,7 +174,7 @@ Status AppendNumbered(Storage& storage, const std::string& directory, std::strin
   return Status::Ok();
 }
 
-/// What is looked for: names, then patterns of numbered ones.
+/// A file to look for by its name, or by a pattern of numbered names.
 struct Wanted {
   const KnownFormat* known = nullptr;
   std::string_view name;

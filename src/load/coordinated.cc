@@ -46,7 +46,7 @@ struct LoadDifferences {
   ReadNeed need{};          ///< Of one rank alone.
 };
 
-/// What the ranks have agreed on.
+/// The reply to one rank of exchange A.
 struct LoadReply {
   std::string merged;  ///< LoadDifferences, the same for all ranks.
   SharedBy shared_by;
@@ -386,7 +386,7 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
     return Status::Ok();
   });
   if (coordinator.size() > 1) {
-    reader.ShareReads(0, 1);  // What is read later is read by this rank alone.
+    reader.ShareReads(0, 1);  // Later reads are this rank's alone.
   }
   for (Phase& phase : reader.TakePhases()) {
     report.device_bytes += phase.name == "device" ? phase.bytes : 0;

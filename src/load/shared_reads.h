@@ -1,5 +1,5 @@
-/// Which ranks of a node need the same bytes of a checkpoint, so that storage is asked for them
-/// once. Pure functions, but for the name of the node.
+/// Finds the ranks of a node that need the same bytes of a checkpoint, so that storage is asked for
+/// them once. Pure functions, but for the name of the node.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace varve {
 
-/// What a rank tells the coordinator of its reads.
+/// The message in which a rank describes its reads to the coordinator.
 struct ReadNeed {
   std::string node;         ///< Empty where the rank shares no reads.
   Hash128 parts;            ///< Of the parts of chunks: equal where two ranks need the same.

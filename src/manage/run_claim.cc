@@ -1,4 +1,5 @@
-// Who has a run. On a file system: the storage's lock on a hidden file, and in the file who has it.
+// One job at a time has a run. On a file system it holds the storage's lock on a hidden file, which
+// names the holder.
 //
 // In an object store nothing ends with a process, so that a lock would outlive a job that was
 // killed, and keep out the one that is to go on. The job that came last has the run.

@@ -1,5 +1,5 @@
-/// What several ranks' files store, put together: pieces of tensors, every element once, replicas
-/// compared; and whole states, replicated values once.
+/// Merges the files of several ranks: pieces of tensors, where each element counts once and
+/// replicas are compared, and whole states, where a replicated value counts once.
 #pragma once
 
 #include <cstdint>
