@@ -189,17 +189,20 @@ class CheckpointReader {
   [[nodiscard]] Result<std::uint64_t> ReadTensors(std::span<const TargetTensor> targets,
                                                   const LoadOptions& options);
 
-  /// Returns what this rank needs to read for its targets: a message for ShareNeeds.
-  [[nodiscard]] std::string NeedOf(std::span<const TargetTensor> targets) const;
-  /// Returns, by rank, the arguments for each rank's ShareReads, given what each needs. For callers
-  /// whose ranks agree in their own way; a collective Load does so itself. Errors: DataLoss for a
-  /// message that is none of NeedOf.
-  [[nodiscard]] Result<std::vector<std::pair<std::uint32_t, std::uint32_t>>> ShareNeeds(
+  /// Returns what this rank needs to read for its targets: a message for ShareNeeds. With `serves`
+  /// it may be told to read for ranks of other nodes too, and they for it: then it is to call
+  /// EndSharing after all ranks have read, or have failed.
+  [[nodiscard]] std::string NeedOf(std::span<const TargetTensor> targets, bool serves);
+  /// Returns, by rank, the argument for each rank's BeginSharing, given what each needs. For
+  /// callers whose ranks agree in their own way; a collective Load does so itself. Errors: DataLoss
+  /// for a message that is none of NeedOf. An empty one is that of a rank that shares nothing.
+  [[nodiscard]] Result<std::vector<std::string>> ShareNeeds(
       std::span<const std::string> needs) const;
-  /// From now on reads as one of `ranks` ranks of a node that read the same bytes, the one of
-  /// number `place`, from 0: see LoadOptions::share. A place that is none: alone. Not during a
-  /// read.
-  void ShareReads(std::uint32_t place, std::uint32_t ranks);
+  /// From now on reads together with the ranks that need the same bytes: see LoadOptions::share.
+  /// Not during a read. Errors: DataLoss for a message that is none of ShareNeeds.
+  Status BeginSharing(const std::string& sharing);
+  /// From now on reads for itself alone, and no longer for others. Not during a read.
+  void EndSharing();
   /// Returns LoadReport::shared_bytes of all reads since Open.
   [[nodiscard]] std::uint64_t shared_bytes() const;
 

@@ -265,15 +265,18 @@ class PythonReader {
     });
   }
 
-  /// Returns, by rank, the place and number of ranks for `share_reads`.
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> ShareNeeds(
-      const std::vector<nb::bytes>& needs) {
+  /// Returns, by rank, the argument of `begin_sharing`.
+  std::vector<nb::bytes> ShareNeeds(const std::vector<nb::bytes>& needs) {
     std::vector<std::string> messages;
     messages.reserve(needs.size());
     for (const nb::bytes& need : needs) {
       messages.emplace_back(need.c_str(), need.size());
     }
-    return ValueOrRaise(reader().ShareNeeds(messages));
+    std::vector<nb::bytes> sharing;
+    for (const std::string& one : ValueOrRaise(reader().ShareNeeds(messages))) {
+      sharing.emplace_back(one.data(), one.size());
+    }
+    return sharing;
   }
 
   /// Fills the targets from this process alone; returns the bytes read.
@@ -376,18 +379,21 @@ void BindReader(nb::module_& module) {
       .def("read_into", &PythonReader::ReadInto, nb::arg("request"))
       .def(
           "need",
-          [](PythonReader& self, const LoadRequest& request) {
-            const std::string need = self.reader().NeedOf(request.targets);
+          [](PythonReader& self, const LoadRequest& request, bool serves) {
+            const std::string need = self.reader().NeedOf(request.targets, serves);
             return nb::bytes(need.data(), need.size());
           },
-          nb::arg("request"))
+          nb::arg("request"), nb::arg("serves"))
       .def("share_needs", &PythonReader::ShareNeeds, nb::arg("needs"))
       .def(
-          "share_reads",
-          [](PythonReader& self, std::uint32_t place, std::uint32_t ranks) {
-            self.reader().ShareReads(place, ranks);
+          "begin_sharing",
+          [](PythonReader& self, const nb::bytes& sharing) {
+            RaiseIfError(self.reader().BeginSharing(std::string(sharing.c_str(), sharing.size())));
           },
-          nb::arg("place"), nb::arg("ranks"))
+          nb::arg("sharing"))
+      .def(
+          "end_sharing", [](PythonReader& self) { self.reader().EndSharing(); },
+          nb::call_guard<nb::gil_scoped_release>())
       .def("object_extents", &PythonReader::ObjectExtents)
       .def(
           "take_values_of",

@@ -23,7 +23,6 @@
 #include "base/trace.h"
 #include "load/cast_read.h"
 #include "load/destinations.h"
-#include "load/shared_reads.h"
 #include "tensor/box.h"
 #include "tensor/cast.h"
 #include "varve/catalogue.h"
@@ -43,13 +42,13 @@ struct LoadDifferences {
   std::vector<std::string> several;
   bool cast_helps = false;  ///< A mismatched tensor has another dtype, which `cast` would convert.
   bool fit_helps = false;   ///< One has other sizes, which `fit` would allow.
-  ReadNeed need{};          ///< Of one rank alone.
+  std::string need{};       ///< Of one rank alone: CheckpointReader::NeedOf.
 };
 
 /// The reply to one rank of exchange A.
 struct LoadReply {
   std::string merged;  ///< LoadDifferences, the same for all ranks.
-  SharedBy shared_by;
+  std::string sharing;
 };
 
 template <class Archive>
@@ -66,7 +65,7 @@ void Fields(Archive& archive, FieldsOf<Archive, LoadDifferences>& differences) {
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, LoadReply>& reply) {
-  archive(reply.merged, reply.shared_by.place, reply.shared_by.ranks);
+  archive(reply.merged, reply.sharing);
 }
 
 namespace {
@@ -224,7 +223,7 @@ std::string Sentence(std::string_view title, std::vector<std::string> names) {
 /// Merges the differences of all ranks, on the coordinator; `needs` receives each rank's.
 Result<LoadDifferences> Merge(const Metadata& metadata,
                               const std::vector<std::string>& contributions,
-                              std::vector<ReadNeed>* needs) {
+                              std::vector<std::string>* needs) {
   std::set<std::string> missing;
   std::set<std::string> mismatched;
   std::set<std::string> several;
@@ -327,6 +326,9 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
   LoadReport report;
   report.copied_ahead = request.copied_ahead;
   std::vector<TargetTensor> usable;
+  // Once all ranks have read, or one has failed before they did.
+  const std::unique_ptr<CheckpointReader, void (*)(CheckpointReader*)> ends_sharing(
+      coordinator.size() > 1 ? &reader : nullptr, [](CheckpointReader* one) { one->EndSharing(); });
   // Each step between the exchanges runs in Guarded: a rank that runs out of memory takes part.
   report.phases = reader.TakePhases();
   auto mine = Guarded([&]() -> Contribution {
@@ -347,20 +349,21 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
     }
     VARVE_RETURN_IF_ERROR(fillable);
     if (coordinator.size() > 1 && options.share) {
-      found.need = NeedOf(metadata, usable, options);
+      found.need = reader.NeedOf(usable, true);
     }
     return EncodeFields(found);
   });
   const auto decide = [&](const std::vector<std::string>& all) -> Result<std::vector<std::string>> {
-    std::vector<ReadNeed> needs;
+    std::vector<std::string> needs;
     VARVE_ASSIGN_OR_RETURN(const LoadDifferences merged, Merge(metadata, all, &needs));
     VARVE_RETURN_IF_ERROR(CheckOneValue(merged, metadata.world_size, all.size()));
     VARVE_RETURN_IF_ERROR(
         CheckDifferences(merged, UnwantedNames(metadata, merged.unwanted), options));
     LoadReply reply{EncodeFields(merged), {}};
     std::vector<std::string> replies;
-    for (const SharedBy by : ShareReads(metadata, needs)) {
-      reply.shared_by = by;
+    VARVE_ASSIGN_OR_RETURN(auto sharing, reader.ShareNeeds(needs));
+    for (std::string& one : sharing) {
+      reply.sharing = std::move(one);
       replies.push_back(EncodeFields(reply));
     }
     return replies;
@@ -378,16 +381,13 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
     report.resized = std::move(merged.resized);
     report.unexpected = UnwantedNames(metadata, merged.unwanted);
     if (coordinator.size() > 1) {  // Else the caller may have said by whom.
-      reader.ShareReads(decoded.shared_by.place, decoded.shared_by.ranks);
+      VARVE_RETURN_IF_ERROR(reader.BeginSharing(decoded.sharing));
     }
     const std::uint64_t shared_before = reader.shared_bytes();
     VARVE_ASSIGN_OR_RETURN(report.bytes_read, reader.ReadTensors(usable, options));
     report.shared_bytes = reader.shared_bytes() - shared_before;
     return Status::Ok();
   });
-  if (coordinator.size() > 1) {
-    reader.ShareReads(0, 1);  // Later reads are this rank's alone.
-  }
   for (Phase& phase : reader.TakePhases()) {
     report.device_bytes += phase.name == "device" ? phase.bytes : 0;
     AddPhase(&report.phases, std::move(phase));

@@ -25,10 +25,10 @@
 #include "interop/torch/archive.h"
 #include "load/cast_read.h"
 #include "load/destinations.h"
-#include "load/shared_reads.h"
 #include "pipeline/file_reader.h"
 #include "pipeline/run_threads.h"
 #include "plan/load_plan.h"
+#include "share/shared_reads.h"
 #include "tensor/box.h"
 #include "varve/checkpoint.h"
 #include "varve/storage.h"
@@ -38,13 +38,16 @@ namespace varve {
 struct CheckpointReader::Impl {
   enum class Kind { kTensors, kValues };  // Of what is read: they are phases of their own.
   Impl(Storage& storage, OpenedIndex the_index, std::unique_ptr<StorageLock> the_hold = nullptr)
-      : index(std::move(the_index)), hold(std::move(the_hold)), files(storage, index) {}
+      : index(std::move(the_index)),
+        hold(std::move(the_hold)),
+        files(storage, index),
+        sharing(index.metadata, files) {}
 
   OpenedIndex index;
   std::optional<Metadata> stored;  // With the lowest rank's values, if `index` has another's.
   const std::unique_ptr<StorageLock> hold;  // Keeps the checkpoint from being pruned.
   CheckpointFiles files;
-  SharedBy shared_by;
+  SharedReads sharing;
   std::atomic<std::uint64_t> shared_bytes{0};
   std::mutex mutex;  // Guards `phases`.
   std::vector<Phase> phases;
@@ -149,14 +152,21 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
     for (const ReadTarget& target : file_reads.targets) {
       total += target.region.bytes();
     }
+    file_reads.number = number;
     reads.push_back(std::move(file_reads));
   }
   ReadFilesOptions read_options{.max_gap_bytes = options.max_gap_bytes,
                                 .threads = options.io_threads,
                                 .owner_name = owner_name,
                                 .on_read = {},
-                                .shared_by = shared_by,
+                                .shared_by = {},
+                                .order = {},
                                 .stop = options.stop};
+  std::unique_ptr<SharedReads::GivesUp> gives_up;
+  if (kind == Kind::kTensors) {
+    gives_up = sharing.Arrange(reads, &read_options);
+  }
+  const std::uint64_t before = sharing.bytes_by_peers();
   std::atomic<std::uint64_t> done{0};
   if (options.progress) {
     read_options.on_read = [&](std::uint64_t bytes) {
@@ -165,7 +175,7 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
   }
   ReadOutcome outcome = ReadFiles(reads, owner_count, BufferPool::Shared(), read_options);
   Add(kind, outcome);
-  shared_bytes += outcome.shared_bytes;
+  shared_bytes += outcome.shared_bytes + sharing.bytes_by_peers() - before;
   if (!outcome.status.ok()) {
     return Status(outcome.status.code(),
                   outcome.status.message() + "; " + DescribeTouched(outcome.touched, owner_name))
@@ -280,26 +290,20 @@ Result<std::unique_ptr<CheckpointReader>> CheckpointReader::OpenOwnRanks(const s
       new CheckpointReader(std::make_unique<Impl>(storage, std::move(index))));
 }
 
-std::string CheckpointReader::NeedOf(std::span<const TargetTensor> targets) const {
-  return EncodeFields(varve::NeedOf(metadata(), targets, LoadOptions{}));
+std::string CheckpointReader::NeedOf(std::span<const TargetTensor> targets, bool serves) {
+  return impl_->sharing.NeedOf(targets, files_directory(), serves);
 }
 
-Result<std::vector<std::pair<std::uint32_t, std::uint32_t>>> CheckpointReader::ShareNeeds(
+Result<std::vector<std::string>> CheckpointReader::ShareNeeds(
     std::span<const std::string> needs) const {
-  std::vector<ReadNeed> decoded;
-  for (const std::string& need : needs) {
-    VARVE_ASSIGN_OR_RETURN(decoded.emplace_back(), DecodeFields<ReadNeed>(need));
-  }
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> shared;
-  for (const SharedBy by : varve::ShareReads(metadata(), decoded)) {
-    shared.emplace_back(by.place, by.ranks);
-  }
-  return shared;
+  return impl_->sharing.ShareNeeds(needs);
 }
 
-void CheckpointReader::ShareReads(std::uint32_t place, std::uint32_t ranks) {
-  impl_->shared_by = place < ranks ? SharedBy{place, ranks} : SharedBy{};
+Status CheckpointReader::BeginSharing(const std::string& sharing) {
+  return impl_->sharing.Begin(sharing);
 }
+
+void CheckpointReader::EndSharing() { impl_->sharing.End(); }
 
 std::uint64_t CheckpointReader::shared_bytes() const { return impl_->shared_bytes; }
 

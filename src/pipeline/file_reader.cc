@@ -65,7 +65,7 @@ class Reader {
       : files_(files),
         pool_(pool),
         options_(options),
-        units_(UnitsOf(files, options.max_gap_bytes, options.shared_by)),
+        units_(UnitsOf(files, options.max_gap_bytes, options.shared_by, options.order)),
         touched_(owner_count) {
     for (FileReads& reads : files_) {
       for (const ReadTarget& target : reads.targets) {

@@ -46,6 +46,7 @@ struct FileReads {
   std::span<const std::uint32_t> block_crc32c;
   std::vector<ReadTarget> targets;
   std::vector<RecordSum> records;  ///< Disjoint; the same one may be there several times.
+  std::uint32_t number = 0;        ///< The caller's, of this file.
 };
 
 /// Returns how many threads read from storage where `wanted` have been asked for; 0: no number.
@@ -57,6 +58,15 @@ struct SharedBy {
   std::uint32_t ranks = 1;
 };
 
+/// The order of the units where ranks read for each other. Units are then parts of cells, and go by
+/// windows of `window` cells.
+struct ReadOrder {
+  std::size_t window = 0;
+  double first = 0;  ///< Of the cells of a window, the part after which this rank begins.
+  /// Returns how many windows later this rank reads a cell of a file. Empty: units go in order.
+  std::function<unsigned(std::uint32_t number, std::uint64_t cell)> delay{};
+};
+
 struct ReadFilesOptions {
   std::uint64_t max_gap_bytes = std::uint64_t{64} << 10;
   int threads = 0;  ///< As LoadOptions::io_threads.
@@ -65,6 +75,7 @@ struct ReadFilesOptions {
   std::function<void(std::uint64_t)> on_read;  ///< Bytes just read; from reader threads.
   /// Of several ranks each begins at another part, and leaves what it reads in the page cache.
   SharedBy shared_by;
+  ReadOrder order;
   std::stop_token stop;
 };
 

@@ -456,12 +456,11 @@ class Reader:
         """
 
     def read_into(self, request: LoadRequest) -> int: ...  # By this process alone: bytes read.
-    def object_extents(self) -> dict[str, tuple[str, int, int]]:
-        """By plain value that a file holds: file, begin and end."""
-
-    def need(self, request: LoadRequest) -> Any: ...  # Bytes, for `share_needs`.
-    def share_needs(self, needs: Sequence[Any]) -> list[tuple[int, int]]: ...  # For `share_reads`.
-    def share_reads(self, place: int, ranks: int) -> None: ...  # As one of so many ranks.
+    def object_extents(self) -> dict[str, tuple[str, int, int]]: ...  # By value: file, begin, end.
+    def need(self, request: LoadRequest, serves: bool) -> bytes: ...  # For `share_needs`.
+    def share_needs(self, needs: Sequence[bytes]) -> list[bytes]: ...  # For `begin_sharing`.
+    def begin_sharing(self, sharing: bytes) -> None: ...
+    def end_sharing(self) -> None: ...
     def take_values_of(self, rank: int) -> None:
         """From now on reads the values that a rank held when it saved, where the ranks' differed."""
 

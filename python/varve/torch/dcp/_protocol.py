@@ -8,6 +8,7 @@ a call is named.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -107,8 +108,11 @@ def load_steps(
     def read_data(plan: Any) -> None:
         reader.read_data(hooks.finish_plan(plan), hooks).wait()
 
-    plan = ranks.combine("plan", lambda: step(local_step), lambda plans: step(global_step, plans))
-    ranks.each("read", lambda: step(read_data, plan))
+    with getattr(reader, "serving", contextlib.nullcontext)():
+        plan = ranks.combine(
+            "plan", lambda: step(local_step), lambda plans: step(global_step, plans)
+        )
+        ranks.each("read", lambda: step(read_data, plan))
 
 
 class _Steps:

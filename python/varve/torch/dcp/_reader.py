@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -25,10 +27,10 @@ from varve.torch.dcp._read import PlanReader
 
 @dataclasses.dataclass(frozen=True)
 class _Reads:
-    """Travels in `LoadPlan.storage_data`: what a rank needs to read, and then its place among how many."""
+    """Travels in `LoadPlan.storage_data`: what a rank needs to read, and then with whom it reads."""
 
     need: bytes
-    shared_by: tuple[int, int] = (0, 1)
+    sharing: bytes = b""
 
 
 class FileSystemReader(filesystem.FileSystemReader):
@@ -60,6 +62,8 @@ class FileSystemReader(filesystem.FileSystemReader):
         self.use_collectives = True
         self._by_torch = False
         self._has_registry = bool(newer)
+        self._serves = False
+        self._serving: _core.Reader | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -67,6 +71,19 @@ class FileSystemReader(filesystem.FileSystemReader):
         self._by_torch = False
         self._index: Metadata | None = None
         self._planned: states.LoadRequest | None = None
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """Lets ranks read for those of other nodes; it ends when all have read, or one has failed."""
+        self._serves = True
+        try:
+            yield
+        finally:
+            self._serves = False
+            for reader in (self._reader, self._serving):
+                if reader is not None:
+                    reader.end_sharing()
+            self._serving = None
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -140,18 +157,19 @@ class FileSystemReader(filesystem.FileSystemReader):
         if self._reader is None or alone:
             return plan
         request = self._planned or PlanReader(self._reader, self.storage_data).needed(plan)
-        return dataclasses.replace(plan, storage_data=_Reads(self._reader.need(request)))
+        need = self._reader.need(request, self._serves)
+        return dataclasses.replace(plan, storage_data=_Reads(need))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Decides which ranks of a node share their reads: they read what they all need once."""
+        """Decides which ranks share their reads: they read what they all need once."""
         plans = super().prepare_global_plan(plans)
         reads = [plan.storage_data for plan in plans if isinstance(plan.storage_data, _Reads)]
         if self._reader is None or len(reads) < len(plans):
             return plans
         shared = self._reader.share_needs([one.need for one in reads])
         return [
-            dataclasses.replace(plan, storage_data=_Reads(one.need, by))
-            for plan, one, by in zip(plans, reads, shared, strict=True)
+            dataclasses.replace(plan, storage_data=_Reads(one.need, sharing))
+            for plan, one, sharing in zip(plans, reads, shared, strict=True)
         ]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -163,8 +181,9 @@ class FileSystemReader(filesystem.FileSystemReader):
         request = None
         if isinstance(planner, PlainLoadPlanner):
             reader, request = planner.reader, planner.request
-        if isinstance(plan.storage_data, _Reads):
-            reader.share_reads(*plan.storage_data.shared_by)
+        if isinstance(plan.storage_data, _Reads) and plan.storage_data.sharing:
+            reader.begin_sharing(plan.storage_data.sharing)
+            self._serving = reader if self._serves else None
         self._choose_values(reader)
         PlanReader(reader, self.storage_data).read(plan, planner, request)
         future: Future[None] = Future()

@@ -1,4 +1,4 @@
-#include "load/shared_reads.h"
+#include "share/sharing.h"
 
 #include <cstdint>
 #include <string>
@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-namespace varve::shared_reads_test {
+namespace varve::sharing_test {
 namespace {
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
@@ -16,6 +16,7 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 Metadata StoredByRows(std::uint64_t chunks) {
   Metadata metadata;
   metadata.files.resize(1);
+  metadata.files[0].size = 64 * kMiB;
   TensorMetadata tensor{"w", DType::kFloat32, {4096, 4096}, {}};
   const std::uint64_t rows = 4096 / chunks;
   for (std::uint64_t i = 0; i < chunks; ++i) {
@@ -32,13 +33,16 @@ ReadNeed NeedOfBox(const Metadata& metadata, Box box) {
   target.dtype = DType::kFloat32;
   target.shape = {4096, 4096};
   target.box = std::move(box);
-  return NeedOf(metadata, std::vector{target}, {});
+  return NeedOf(metadata, std::vector{target});
 }
 
 /// Returns the need of a rank, in percent of the one tensor that is stored.
 ReadNeed Need(std::string node, std::uint8_t parts, std::uint64_t percent) {
-  ReadNeed need{std::move(node), {}, percent * 64 * kMiB / 100, "\1"};
+  ReadNeed need;
+  need.node = std::move(node);
   need.parts.bytes[0] = parts;
+  need.bytes = percent * 64 * kMiB / 100;
+  need.stretches = "\377";  // Eight of 8 MiB: all there is.
   return need;
 }
 
@@ -46,8 +50,8 @@ using Pairs = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
 
 Pairs Shares(const std::vector<ReadNeed>& needs) {
   Pairs shares;
-  for (const SharedBy by : ShareReads(StoredByRows(4), needs)) {
-    shares.emplace_back(by.place, by.ranks);
+  for (const ReadGroup& sharing : ShareReads(StoredByRows(4), needs)) {
+    shares.emplace_back(sharing.by_cache.place, sharing.by_cache.ranks);
   }
   return shares;
 }
@@ -76,7 +80,7 @@ TEST(NeedOf, AFewColumnsOfRowsAreReadWithTheRestOfTheRows) {
   target.dtype = DType::kFloat32;
   target.shape = wide.tensors[0].shape;
   target.box = {{0, 0}, {8, 1 << 20}};
-  EXPECT_EQ(NeedOf(wide, std::vector{target}, {}).bytes, 32 * kMiB);
+  EXPECT_EQ(NeedOf(wide, std::vector{target}).bytes, 32 * kMiB);
 }
 
 TEST(NeedOf, SmallTensorsAreReadWithTheirNeighboursInTheBlock) {
@@ -93,7 +97,7 @@ TEST(NeedOf, SmallTensorsAreReadWithTheirNeighboursInTheBlock) {
     target.shape = {65536};
     target.box = {{32768}, {32768}};
   }
-  EXPECT_EQ(NeedOf(metadata, targets, {}).bytes, 32 * kMiB);
+  EXPECT_EQ(NeedOf(metadata, targets).bytes, 32 * kMiB);
 }
 
 TEST(NeedOf, LittleIsNotWorthSharingNorWhatIsNotThere) {
@@ -128,9 +132,10 @@ TEST(ShareReads, AllOfANodeShareWhereTogetherTheyReadMoreThanThereIs) {
 
 TEST(ShareReads, ThereIsNoMoreThanTheTensorsThatTheNodeNeeds) {
   Metadata metadata = StoredByRows(4);
-  metadata.tensors.push_back({"x", DType::kFloat32, {1 << 20, 1024}, {}});  // No rank needs it.
+  metadata.files.resize(2);
+  metadata.files[1].size = 4096 * kMiB;  // No rank needs it.
   const auto shared = ShareReads(metadata, std::vector{Need("a", 1, 99), Need("a", 2, 99)});
-  EXPECT_EQ(shared[1].ranks, 2U);
+  EXPECT_EQ(shared[1].by_cache.ranks, 2U);
 }
 
 TEST(ShareReads, PairsOfReplicasOfASmallPartShare) {
@@ -143,4 +148,4 @@ TEST(ShareReads, RanksWithoutANodeShareNothing) {
 }
 
 }  // namespace
-}  // namespace varve::shared_reads_test
+}  // namespace varve::sharing_test

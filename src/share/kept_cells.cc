@@ -1,0 +1,83 @@
+#include "share/kept_cells.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+
+namespace varve {
+namespace {
+
+/// Blocks for cells that are still being sent when newer ones have taken their places.
+constexpr std::size_t kInUse = 16;
+
+}  // namespace
+
+Cell::Cell(BufferPool::Lease memory, ByteRange range, std::uint64_t part_bytes)
+    : memory_(std::move(memory)),
+      range_(range),
+      part_bytes_(part_bytes),
+      there_(DivideUp(range.end - range.begin, part_bytes)) {}
+
+Status Cell::Fill(ByteRange wanted, const Read& read) {
+  const std::scoped_lock lock(mutex_);
+  const std::size_t end = DivideUp(wanted.end - range_.begin, part_bytes_);
+  for (std::size_t i = (wanted.begin - range_.begin) / part_bytes_; i < end; ++i) {
+    std::size_t next = i;
+    while (next < end && !there_[next]) {
+      ++next;
+    }
+    if (next == i) {
+      continue;
+    }
+    const ByteRange range{range_.begin + i * part_bytes_,
+                          std::min(range_.begin + next * part_bytes_, range_.end)};
+    VARVE_RETURN_IF_ERROR(
+        read(range, {memory_.data() + (range.begin - range_.begin), range.end - range.begin}));
+    std::fill(there_.begin() + static_cast<std::ptrdiff_t>(i),
+              there_.begin() + static_cast<std::ptrdiff_t>(next), true);
+    i = next - 1;
+  }
+  return Status::Ok();
+}
+
+KeptCells::KeptCells(std::size_t most) : most_(most), pool_((most + kInUse) * kPoolBlockBytes) {}
+
+Result<std::shared_ptr<Cell>> KeptCells::Of(std::uint32_t file, ByteRange range,
+                                            std::uint64_t part_bytes) {
+  const Id id(file, range.begin);
+  std::optional<BufferPool::Lease> memory;
+  while (true) {
+    std::shared_ptr<Cell> dropped;  // Gives its memory back without the lock.
+    {
+      const std::scoped_lock lock(mutex_);
+      if (const auto place = places_.find(id); place != places_.end()) {
+        kept_.splice(kept_.begin(), kept_, place->second);
+        return kept_.front().second;
+      }
+      if (memory) {
+        kept_.emplace_front(id, std::make_shared<Cell>(*std::move(memory), range, part_bytes));
+        places_[id] = kept_.begin();
+        return kept_.front().second;
+      }
+      if (kept_.size() >= most_) {
+        dropped = std::move(kept_.back().second);
+        places_.erase(kept_.back().first);
+        kept_.pop_back();
+      }
+    }
+    dropped.reset();
+    VARVE_ASSIGN_OR_RETURN(memory, pool_.Acquire());
+  }
+}
+
+void KeptCells::Drop(std::uint32_t file, ByteRange range) {
+  std::shared_ptr<Cell> dropped;
+  const std::scoped_lock lock(mutex_);
+  if (const auto place = places_.find({file, range.begin}); place != places_.end()) {
+    dropped = std::move(place->second->second);
+    kept_.erase(place->second);
+    places_.erase(place);
+  }
+}
+
+}  // namespace varve

@@ -1,0 +1,410 @@
+// Ranks that need the same bytes, where no page cache serves them all: those of several nodes, and
+// all whose files are on a server. Every rank of a group asks storage for its part of the bytes and
+// has the rest from the others.
+//  1. Each rank opens a listening socket before the exchange of the load, and its address and a
+//     token go with its need. Rank 0 makes the groups (sharing.h) and sends each rank the addresses
+//     of its group. No rank waits for another one here: a rank serves from the moment when it has
+//     its answer, and an earlier connection waits in the listener's queue.
+//  2. Files are cut into cells, the units of a load. Which rank owns a cell follows from its number
+//     alone. The owner reads it from storage. On each other node one rank has it from the owner and
+//     passes it to its node, so that it comes to a node once.
+//  3. A rank that is asked reads what is wanted, if it has not yet, and keeps the cells that it used
+//     last. It asks nobody for a cell that is not its own or its node's. So the chain of questions
+//     ends at storage, after two steps at most, and no two ranks can wait for each other.
+//  4. Each rank takes its own cells some windows before the others' (Order), so that those find
+//     them read. A rank that is behind asks for what is no longer kept: then it is read again.
+//  5. Where a rank gives no byte for 10 s, closes a connection or cannot be reached, it is not
+//     asked again; where it cannot read, this time. The rank that asked reads from storage. So a
+//     rank that dies, hangs or has a damaged disk costs the others time and nothing else.
+//  6. Each rank compares the checksums of all it reads, whoever sent it. What differs is read again
+//     from storage, by itself, before it counts as damaged.
+//  7. A rank whose own reads turn out to be four times as fast as those from others reads alone
+//     from then on, and goes on serving: the network may be slower than the storage.
+//  8. The object lives until all ranks have said how their reads ended.
+
+#include "share/peer_reads.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <optional>
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include "base/checked.h"
+#include "base/fields.h"
+#include "base/guarded.h"
+#include "pipeline/kept_tail.h"
+#include "pipeline/read_units.h"
+
+namespace varve {
+namespace {
+
+/// Cells of a rank in each window of the order: 48 MiB.
+constexpr std::size_t kWindowCells = 6;
+/// Cells that are kept: those of three windows, and as many again for the ranks that are behind.
+constexpr std::size_t kKeptCells = 6 * kWindowCells;
+/// Most connections that a rank serves, each on a thread.
+constexpr std::size_t kMostServed = 1024;
+/// Pause after a connection that could not be accepted.
+constexpr int kPauseMs = 50;
+/// Reads of either kind after which their speeds are compared, and how many times slower those from
+/// other ranks are where they are given up. Storage that all ranks read at once gets slower.
+constexpr std::uint64_t kReadsToCompare = 24;
+constexpr double kTooSlow = 4;
+
+Socket MakeEvent() { return Socket(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); }
+
+std::uint64_t BytesOf(std::span<const std::span<std::byte>> parts) {
+  std::uint64_t bytes = 0;
+  for (const std::span<std::byte> part : parts) {
+    bytes += part.size();
+  }
+  return bytes;
+}
+
+/// Returns the first `bytes` of `parts`.
+std::vector<std::span<std::byte>> First(std::span<const std::span<std::byte>> parts,
+                                        std::uint64_t bytes) {
+  std::vector<std::span<std::byte>> first;
+  for (std::size_t i = 0; i < parts.size() && bytes > 0; ++i) {
+    first.push_back(parts[i].first(std::min<std::uint64_t>(bytes, parts[i].size())));
+    bytes -= first.back().size();
+  }
+  return first;
+}
+
+void CopyTo(std::span<const std::span<std::byte>> parts, std::span<const std::byte> bytes) {
+  for (const std::span<std::byte> part : parts) {
+    std::memcpy(part.data(), bytes.data(), part.size());
+    bytes = bytes.subspan(part.size());
+  }
+}
+
+}  // namespace
+
+/// A file whose reads go by way of the group.
+class PeerReads::SharedFile final : public ReadableFile {
+ public:
+  SharedFile(PeerReads& peers, std::uint32_t number, ReadableFile& file)
+      : peers_(peers), number_(number), file_(file) {}
+
+  [[nodiscard]] std::uint64_t size() const override { return file_.size(); }
+  Status ReadAt(std::uint64_t offset, std::span<const std::span<std::byte>> parts) override {
+    const std::uint64_t size = BytesOf(parts);
+    if (IsMistrusted({offset, offset + size})) {
+      return file_.ReadAt(offset, parts);
+    }
+    if (!IsCached(offset, size)) {
+      return peers_.Read(number_, file_, offset, parts);
+    }
+    peers_.shared_bytes_ += size;
+    return file_.ReadAt(offset, parts);
+  }
+  Status ReadAndSum(std::uint64_t offset, std::span<const std::span<std::byte>> parts,
+                    std::uint32_t* crc) override {
+    const std::uint64_t size = BytesOf(parts);
+    if (!IsCached(offset, size)) {
+      return ReadableFile::ReadAndSum(offset, parts, crc);
+    }
+    peers_.shared_bytes_ += size;
+    return file_.ReadAndSum(offset, parts, crc);
+  }
+  Status ReadUncached(std::uint64_t offset, std::byte* buffer, std::uint64_t size,
+                      std::uint64_t /*capacity*/) override {
+    const std::span<std::byte> part(buffer, size);
+    return ReadAt(offset, std::span(&part, 1));
+  }
+  [[nodiscard]] std::string version() const override { return file_.version(); }
+  bool Forget(std::uint64_t offset, std::uint64_t size) override {
+    const bool forgot = file_.Forget(offset, size);
+    const std::scoped_lock lock(mutex_);
+    return mistrusted_.insert(offset).second || forgot;
+  }
+  [[nodiscard]] bool IsCached(std::uint64_t offset, std::uint64_t size) override {
+    return !file_.IsRemote() && file_.IsCached(offset, size);
+  }
+  [[nodiscard]] bool IsRemote() const override { return true; }
+
+ private:
+  /// Returns true where bytes of the range have not agreed with their checksum.
+  bool IsMistrusted(ByteRange range) {
+    const std::scoped_lock lock(mutex_);
+    const auto first = mistrusted_.lower_bound(range.begin);
+    return first != mistrusted_.end() && *first < range.end;
+  }
+
+  PeerReads& peers_;
+  const std::uint32_t number_;
+  ReadableFile& file_;
+  std::mutex mutex_;                    // Guards what follows.
+  std::set<std::uint64_t> mistrusted_;  // The begins of blocks.
+};
+
+void PeerReads::Speed::Add(std::uint64_t size, TimePoint begin) {
+  ++reads;
+  bytes += size;
+  nanoseconds += std::chrono::nanoseconds(Now() - begin).count();
+}
+
+PeerReads::PeerReads(Socket listener, Address address)
+    : listener_(std::move(listener)),
+      address_(std::move(address)),
+      ends_(MakeEvent()),
+      gives_up_(MakeEvent()),
+      cells_(kKeptCells) {}
+
+Result<std::unique_ptr<PeerReads>> PeerReads::Listen() {
+  VARVE_ASSIGN_OR_RETURN(auto made, varve::Listen());
+  std::unique_ptr<PeerReads> peers(new PeerReads(std::move(made.first), std::move(made.second)));
+  return peers->ends_.valid() && peers->gives_up_.valid()
+             ? Result<std::unique_ptr<PeerReads>>(std::move(peers))
+             : Unavailable("the process has no descriptors left").With({.system_error = EMFILE});
+}
+
+PeerReads::~PeerReads() {
+  GiveUp();
+  (void)::eventfd_write(ends_.get(), 1);
+  if (accepts_.joinable()) {
+    accepts_.join();
+  }
+  for (std::thread& serve : serves_) {
+    serve.join();
+  }
+}
+
+void PeerReads::GiveUp() { (void)::eventfd_write(gives_up_.get(), 1); }
+
+std::string PeerReads::address() const { return EncodeFields(address_); }
+
+Status PeerReads::Join(const ReadGroup& sharing, const Metadata& metadata, CheckpointFiles& files) {
+  metadata_ = &metadata;
+  files_ = &files;
+  node_ = sharing.node;
+  for (const std::vector<std::string>& addresses : sharing.nodes) {
+    std::vector<std::size_t>& node = nodes_.emplace_back();
+    for (const std::string& address : addresses) {
+      node.push_back(peers_.size());
+      VARVE_ASSIGN_OR_RETURN(peers_.emplace_back(std::make_unique<Peer>())->address,
+                             DecodeFields<Address>(address));
+    }
+  }
+  if (sharing.node >= nodes_.size() || sharing.place >= nodes_[node_].size()) {
+    return Internal("this rank is not one of those that read for each other");
+  }
+  self_ = nodes_[node_][sharing.place];
+  accepts_ = std::thread([this] { Accept(); });
+  return Status::Ok();
+}
+
+ReadableFile* PeerReads::Shared(std::uint32_t number, ReadableFile& file) {
+  const std::scoped_lock lock(mutex_);
+  std::unique_ptr<SharedFile>& shared = shared_files_[number];
+  if (shared == nullptr) {
+    shared = std::make_unique<SharedFile>(*this, number, file);
+  }
+  return shared.get();
+}
+
+BlockGeometry PeerReads::GeometryOf(std::uint32_t file) const {
+  const DataFile& data = metadata_->files[file];
+  return {data.data_begin, data.size, StoredBlockBytes(*metadata_)};
+}
+
+PeerReads::Source PeerReads::SourceOf(std::uint32_t file, std::uint64_t cell) const {
+  const std::uint64_t number = file + cell;
+  const std::size_t owner = number % peers_.size();
+  const std::vector<std::size_t>& ours = nodes_[node_];
+  if (owner == self_) {
+    return {Role::kOwner, owner};
+  }
+  if (owner >= ours.front() && owner <= ours.back()) {
+    return {Role::kOther, owner};
+  }
+  const std::size_t of_node = ours[number % ours.size()];
+  return of_node == self_ ? Source{Role::kOfNode, owner} : Source{Role::kOther, of_node};
+}
+
+ReadOrder PeerReads::Order() const {
+  const bool two_steps = nodes_.size() > 1;
+  return {.window = kWindowCells * peers_.size(),
+          .first = static_cast<double>(self_) / static_cast<double>(peers_.size()),
+          .delay = [this, two_steps](std::uint32_t file, std::uint64_t cell) {
+            switch (SourceOf(file, cell).role) {
+              case Role::kOwner: return 0U;
+              case Role::kOfNode: return 1U;
+              case Role::kOther: break;
+            }
+            return two_steps ? 2U : 1U;
+          }};
+}
+
+/// Reads a range, cell by cell.
+Status PeerReads::Read(std::uint32_t number, ReadableFile& file, std::uint64_t offset,
+                       std::span<const std::span<std::byte>> parts) {
+  const std::uint64_t end = offset + BytesOf(parts);
+  for (std::uint64_t at = offset; at < end;) {
+    const BlockGeometry geometry = GeometryOf(number);
+    const std::uint64_t cell = CellOf(geometry, at);
+    const ByteRange range{at, std::min(end, CellRange(geometry, cell).end)};
+    const auto rest = WithoutFirst(parts, at - offset);
+    const auto of_cell = First(rest, range.end - range.begin);
+    at = range.end;
+    const Source source = SourceOf(number, cell);
+    const TimePoint begin = Now();
+    if (source.role == Role::kOther || alone_) {
+      if (alone_ || !Fetch(source.ask, number, range, of_cell)) {
+        VARVE_RETURN_IF_ERROR(file.ReadAt(range.begin, of_cell));
+        continue;
+      }
+      others_.Add(range.end - range.begin, begin);
+    } else {
+      VARVE_ASSIGN_OR_RETURN(const auto filled, Filled(number, file, range));
+      CopyTo(of_cell, filled->BytesOf(range));
+    }
+    shared_bytes_ += range.end - range.begin;
+    Compare();
+  }
+  return Status::Ok();
+}
+
+/// Returns the cell that has a range, with its bytes, for this rank and those that ask it.
+Result<std::shared_ptr<Cell>> PeerReads::Filled(std::uint32_t number, ReadableFile& file,
+                                                ByteRange range) {
+  const BlockGeometry geometry = GeometryOf(number);
+  const std::uint64_t index = CellOf(geometry, range.begin);
+  const Source source = SourceOf(number, index);
+  VARVE_ASSIGN_OR_RETURN(auto cell,
+                         cells_.Of(number, CellRange(geometry, index), geometry.block_bytes));
+  VARVE_RETURN_IF_ERROR(cell->Fill(range, [&](ByteRange missing, std::span<std::byte> memory) {
+    const TimePoint begin = Now();
+    if (source.role == Role::kOfNode && Fetch(source.ask, number, missing, std::span(&memory, 1))) {
+      others_.Add(memory.size(), begin);
+      return Status::Ok();
+    }
+    // What goes through a page cache is still there when a rank that is behind asks for it.
+    Status read = file.IsRemote() ? file.ReadUncached(missing.begin, memory.data(), memory.size(),
+                                                      RoundUp(memory.size(), kDirectAlignment))
+                                  : file.ReadAt(missing.begin, memory);
+    storage_.Add(memory.size(), begin);
+    return read;
+  }));
+  return cell;
+}
+
+/// Has another rank send a range. Returns false where it cannot.
+bool PeerReads::Fetch(std::size_t peer, std::uint32_t number, ByteRange range,
+                      std::span<const std::span<std::byte>> parts) {
+  Peer& other = *peers_[peer];
+  std::optional<PeerLink> link;
+  {
+    const std::scoped_lock lock(other.mutex);
+    if (other.lost) {
+      return false;
+    }
+    if (!other.idle.empty()) {
+      link = std::move(other.idle.back());
+      other.idle.pop_back();
+    }
+  }
+  Status status;
+  if (!link) {
+    Result<PeerLink> made = PeerLink::To(other.address, gives_up_.get());
+    status = made.status();
+    if (made.ok()) {
+      link = *std::move(made);
+    }
+  }
+  Result<bool> fetched = false;
+  if (link) {
+    fetched = link->Fetch({number, range}, parts);
+    status = fetched.status();
+  }
+  const std::scoped_lock lock(other.mutex);
+  if (status.ok()) {
+    other.idle.push_back(*std::move(link));
+  } else {
+    other.lost = true;
+    other.idle.clear();
+  }
+  return fetched.ok() && *fetched;
+}
+
+/// Lets this rank read alone where that is several times as fast.
+void PeerReads::Compare() {
+  if (alone_ || storage_.reads < kReadsToCompare || others_.reads < kReadsToCompare) {
+    return;
+  }
+  const auto seconds_a_byte = [](const Speed& speed) {
+    return static_cast<double>(speed.nanoseconds) / static_cast<double>(speed.bytes);
+  };
+  if (seconds_a_byte(others_) > kTooSlow * seconds_a_byte(storage_)) {
+    alone_ = true;
+  }
+}
+
+void PeerReads::Accept() {
+  const Status ended = Guarded([&]() -> Status {
+    while (true) {
+      std::array<pollfd, 2> ready{{{listener_.get(), POLLIN, 0}, {ends_.get(), POLLIN, 0}}};
+      if (::poll(ready.data(), ready.size(), -1) < 0 && errno != EINTR) {
+        return Status::Ok();
+      }
+      if (ready[1].revents != 0) {
+        return Status::Ok();
+      }
+      Socket socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!socket.valid()) {  // No descriptor is left, as a rule, and the listener stays ready.
+        (void)::poll(&ready[1], 1, kPauseMs);
+        continue;
+      }
+      if (serves_.size() >= kMostServed) {
+        continue;
+      }
+      serves_.emplace_back([this, held = std::move(socket)]() mutable {
+        (void)Guarded([&] { return Serve(std::move(held)); });
+      });
+    }
+  });
+  if (!ended.ok()) {
+    listener_.Close();  // No thread is left: who asks need not wait.
+  }
+}
+
+/// Answers the requests of one connection.
+Status PeerReads::Serve(Socket socket) {
+  PeerLink link(std::move(socket), ends_.get());
+  VARVE_ASSIGN_OR_RETURN(const bool is_known, link.Greet(address_.token));
+  while (is_known) {
+    VARVE_ASSIGN_OR_RETURN(const std::optional<PeerRequest> request, link.NextRequest());
+    if (!request) {
+      break;
+    }
+    const auto cell = Guarded([&] { return ForOther(*request); });
+    VARVE_RETURN_IF_ERROR(
+        link.Answer(cell.ok() ? std::optional((*cell)->BytesOf(request->range)) : std::nullopt));
+  }
+  return Status::Ok();
+}
+
+/// Returns the cell with the bytes that another rank asks for.
+Result<std::shared_ptr<Cell>> PeerReads::ForOther(const PeerRequest& request) {
+  const auto number = static_cast<std::uint32_t>(request.file);
+  const ByteRange range = request.range;
+  if (request.file >= metadata_->files.size() || range.begin >= range.end ||
+      range.begin < GeometryOf(number).data_begin || range.end > GeometryOf(number).file_size) {
+    return InvalidArgument("no range of a file");
+  }
+  const BlockGeometry geometry = GeometryOf(number);
+  if (range.end > CellRange(geometry, CellOf(geometry, range.begin)).end) {
+    return InvalidArgument("more than a cell");
+  }
+  VARVE_ASSIGN_OR_RETURN(ReadableFile * file, files_->Open(number));
+  return Filled(number, *file, range);
+}
+
+}  // namespace varve
