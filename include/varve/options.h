@@ -156,8 +156,12 @@ struct LoadOptions {
   /// to the nearest value, ties to even.
   bool cast = false;
   OnDifferenceAtLoad on_difference = OnDifferenceAtLoad::kKeep;
-  /// Ranks of one node that need the same bytes of files read them once from the disk, through the
-  /// system's page cache. False: each reads for itself, past the cache.
+  /// Ranks that need the same bytes of files read them once from storage, those of one node through
+  /// its page cache; those of several nodes, and all whose files are on a server, read a part each
+  /// and send it to the others over sockets, at most 32 nodes together. A rank that finds storage
+  /// several times faster than that, or cannot reach another one, reads the rest for itself. Nodes
+  /// are told apart by the system's boot id, or by the environment variable VARVE_NODE. False: each
+  /// rank reads for itself, past the cache.
   bool share = true;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// Reads at most this far apart become one.
@@ -180,7 +184,7 @@ struct ResizedTensor {
 struct LoadReport {
   std::uint64_t loaded = 0;        ///< Tensors and plain values that this rank has loaded.
   std::uint64_t bytes_read = 0;    ///< Of tensors; whole checksum blocks.
-  std::uint64_t shared_bytes = 0;  ///< Of those, as LoadOptions::share says.
+  std::uint64_t shared_bytes = 0;  ///< Of those, together with others: LoadOptions::share.
   std::uint64_t device_bytes = 0;  ///< Copied to CUDA devices by the engine.
   CopiedAhead copied_ahead{};      ///< The LoadRequest's.
   double seconds = 0;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,45 @@ def load_and_count(
     whole = tensor if layout == "plain" else tensor.full_tensor()
     assert torch.equal(whole, numbered())
     return read, 0 if report is None else report.shared_bytes
+
+
+def load_as_of_two_nodes(rank: int, size: int, path: str, layout: str, by: str) -> tuple[int, int]:
+    """As load_and_count, by ranks that take themselves for those of two nodes."""
+    os.environ["VARVE_NODE"] = f"node {rank % 2}"
+    return load_and_count(rank, size, path, layout, by, True)
+
+
+def load_from_a_store_and_count(rank: int, size: int, folder: str, by: str, share: bool) -> int:
+    """Returns the bytes of data files that this rank asked the store for."""
+    store = shared_store(folder)
+    asked = 0
+    read = store.read
+
+    def counted(name: str, offset: int, into: memoryview, version: str) -> None:
+        nonlocal asked
+        asked += len(into) if name.endswith(".safetensors") else 0
+        read(name, offset, into, version)
+
+    store.read = counted
+    state = {"w": torch.zeros(4096, 4096)}
+    dist.barrier()
+    if by == "varve.torch.load":
+        varve.torch.load(state, "own://run/step", share=share)
+    else:
+        dcp.load(state, checkpoint_id="own://run/step")
+    assert torch.equal(state["w"], numbered())
+    return asked
+
+
+def shared_store(folder: str) -> Any:
+    """Registers a store that the processes of this host share, as "own"."""
+    from obstore.store import LocalStore
+
+    from varve.storage.obstore import ObstoreStore
+
+    store = ObstoreStore(LocalStore(folder, automatic_cleanup=True), spool=folder)
+    varve.register_storage("own", store, replace=True)
+    return store
 
 
 def numbered() -> torch.Tensor:

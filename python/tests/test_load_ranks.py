@@ -87,6 +87,32 @@ def test_ranks_of_a_node_read_what_they_all_need_once_from_the_disk(
         assert all((shared > 0) == (layout != "rows") for _, shared in by_rank)
 
 
+@pytest.mark.parametrize("by", ["varve.torch.load", "varve.torch.dcp"])
+@pytest.mark.parametrize("layout", ["plain", "columns"])
+def test_ranks_of_two_nodes_do_so_too(by: str, layout: str, cold: str) -> None:
+    by_rank = run_ranks(4, jobs.load_as_of_two_nodes, cold, layout, by)
+    assert _ALL <= sum(read for read, _ in by_rank) <= _ALL + _MORE
+    if by == "varve.torch.load":
+        assert all(shared >= _ALL for _, shared in by_rank)
+
+
+@pytest.mark.parametrize("by", ["varve.torch.load", "varve.torch.dcp"])
+def test_ranks_ask_an_object_store_once_for_what_they_all_need(by: str, tmp_path: Path) -> None:
+    jobs.shared_store(str(tmp_path))
+    varve.torch.save({"w": jobs.numbered()}, "own://run/step")
+    asked = run_ranks(3, jobs.load_from_a_store_and_count, str(tmp_path), by, True)
+    assert _ALL <= sum(asked) <= _ALL * 1.05
+    assert max(asked) <= _ALL / 2
+
+
+def test_ranks_that_do_not_share_ask_an_object_store_each(tmp_path: Path) -> None:
+    jobs.shared_store(str(tmp_path))
+    varve.torch.save({"w": jobs.numbered()}, "own://run/step")
+    by = "varve.torch.load"
+    asked = run_ranks(2, jobs.load_from_a_store_and_count, str(tmp_path), by, False)
+    assert min(asked) >= _ALL
+
+
 def test_ranks_that_do_not_share_each_read_for_themselves(cold: str) -> None:
     by_rank = run_ranks(3, jobs.load_and_count, cold, "replicated", "varve.torch.load", False)
     assert all(read >= _ALL and shared == 0 for read, shared in by_rank)

@@ -194,6 +194,29 @@ TEST(UnitsOf, RanksThatShareBeginApartAndEachHasAllUnits) {
   EXPECT_EQ(second, alone);
 }
 
+TEST(UnitsOf, ARankTakesItsOwnCellsAWindowBeforeThoseOfOthersAndEachHasAllBytes) {
+  constexpr std::uint64_t kCells = 12;
+  constexpr std::uint64_t kBegin = 1 << 20;  // Of what is wanted: in the middle of a cell.
+  Wanted wanted{0, {kCells * kPoolBlockBytes - kBegin}, {}, 1};
+  const Box box = WholeBox(wanted.chunk);
+  const Region region(
+      box, {reinterpret_cast<std::byte*>(&wanted), box, RowMajorStrides(box.sizes), 1}, box);
+  FileReads reads{nullptr, "data", {4096, 4096 + kCells * kPoolBlockBytes, kBegin}, {}, {}, {}};
+  reads.targets.push_back({4096 + kBegin, region, 0});
+  const ReadOrder order{.window = 4, .first = 0, .delay = [](std::uint32_t, std::uint64_t cell) {
+                          return cell % 2 == 0 ? 0U : 1U;  // This rank reads the even ones.
+                        }};
+  std::vector<std::uint64_t> cells;
+  std::uint64_t bytes = 0;
+  for (const ReadUnit& unit : UnitsOf({&reads, 1}, 0, {}, order)) {
+    cells.push_back(CellOf(reads.geometry, unit.range.begin));
+    EXPECT_LE(unit.range.end, CellRange(reads.geometry, cells.back()).end);
+    bytes += unit.range.end - unit.range.begin;
+  }
+  EXPECT_EQ(cells, (std::vector<std::uint64_t>{0, 2, 4, 1, 6, 3, 8, 5, 10, 7, 9, 11}));
+  EXPECT_EQ(bytes, kCells * kPoolBlockBytes - kBegin);
+}
+
 TEST(ReadFiles, ReadsOnlyTheBlocksItNeeds) {
   Random random(2);
   const test::TempDir dir;

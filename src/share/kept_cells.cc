@@ -70,14 +70,4 @@ Result<std::shared_ptr<Cell>> KeptCells::Of(std::uint32_t file, ByteRange range,
   }
 }
 
-void KeptCells::Drop(std::uint32_t file, ByteRange range) {
-  std::shared_ptr<Cell> dropped;
-  const std::scoped_lock lock(mutex_);
-  if (const auto place = places_.find({file, range.begin}); place != places_.end()) {
-    dropped = std::move(place->second->second);
-    kept_.erase(place->second);
-    places_.erase(place);
-  }
-}
-
 }  // namespace varve

@@ -52,8 +52,6 @@ class KeptCells {
   /// Returns the cell of a file that has this range, kept or new. It lives as long as the caller
   /// holds it. Waits for memory where callers hold many that are not kept any more.
   Result<std::shared_ptr<Cell>> Of(std::uint32_t file, ByteRange range, std::uint64_t part_bytes);
-  /// Keeps a cell no longer.
-  void Drop(std::uint32_t file, ByteRange range);
 
  private:
   using Id = std::pair<std::uint32_t, std::uint64_t>;  // File and begin.

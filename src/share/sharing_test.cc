@@ -143,6 +143,68 @@ TEST(ShareReads, PairsOfReplicasOfASmallPartShare) {
             (Pairs{{0, 2}, {0, 2}, {1, 2}, {1, 2}}));
 }
 
+/// Returns it of a rank that can be asked by others.
+ReadNeed Reachable(std::string node, std::uint8_t parts, std::uint64_t percent, std::string address,
+                   bool remote = false) {
+  ReadNeed need = Need(std::move(node), parts, percent);
+  need.address = std::move(address);
+  need.remote = remote;
+  return need;
+}
+
+using Nodes = std::vector<std::vector<std::string>>;
+
+TEST(ShareReads, ReplicasOfSeveralNodesReadForEachOther) {
+  const auto groups = ShareReads(
+      StoredByRows(4), std::vector{Reachable("a", 1, 100, "0"), Reachable("b", 1, 100, "1"),
+                                   Reachable("a", 1, 100, "2"), Reachable("b", 1, 100, "3")});
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(groups[rank].nodes, (Nodes{{"0", "2"}, {"1", "3"}}));
+    EXPECT_EQ(groups[rank].node, rank % 2);
+    EXPECT_EQ(groups[rank].place, rank / 2);
+  }
+}
+
+TEST(ShareReads, NodesThatNeedDifferentBytesDoNot) {
+  std::vector<ReadNeed> needs{Reachable("a", 1, 50, "0"), Reachable("b", 2, 50, "1"),
+                              Reachable("a", 1, 50, "2"), Reachable("b", 2, 50, "3")};
+  for (ReadNeed& need : needs) {
+    need.stretches = need.node == "a" ? "\17" : "\360";
+  }
+  for (const ReadGroup& group : ShareReads(StoredByRows(4), needs)) {
+    EXPECT_TRUE(group.nodes.empty());
+    EXPECT_EQ(group.by_cache.ranks, 2U);
+  }
+}
+
+TEST(ShareReads, RanksOfANodeReadForEachOtherWhereTheFilesAreOnAServer) {
+  const auto groups = ShareReads(StoredByRows(4), std::vector{Reachable("a", 1, 99, "0", true),
+                                                              Reachable("a", 2, 99, "1", true)});
+  EXPECT_EQ(groups[1].nodes, (Nodes{{"0", "1"}}));
+  EXPECT_EQ(groups[1].place, 1U);
+  EXPECT_EQ(groups[1].by_cache.ranks, 1U);
+}
+
+TEST(ShareReads, ARankThatCannotBeReachedIsLeftOut) {
+  const auto groups = ShareReads(
+      StoredByRows(4), std::vector{Reachable("a", 1, 100, "0"), Reachable("b", 1, 100, ""),
+                                   Reachable("c", 1, 100, "2")});
+  EXPECT_EQ(groups[0].nodes, (Nodes{{"0"}, {"2"}}));
+  EXPECT_TRUE(groups[1].nodes.empty());
+}
+
+TEST(ShareReads, AtMost32NodesReadForEachOther) {
+  std::vector<ReadNeed> needs;
+  for (int rank = 0; rank < 40; ++rank) {
+    const std::string number = std::to_string(100 + rank);
+    needs.push_back(Reachable("node" + number, 1, 100, number));
+  }
+  const auto groups = ShareReads(StoredByRows(4), needs);
+  EXPECT_EQ(groups[31].nodes.size(), 32U);
+  EXPECT_EQ(groups[32].nodes.size(), 8U);
+  EXPECT_EQ(groups[39].nodes[groups[39].node][groups[39].place], "139");
+}
+
 TEST(ShareReads, RanksWithoutANodeShareNothing) {
   EXPECT_EQ(Shares({Need("", 1, 100), Need("", 1, 100)}), (Pairs{{0, 1}, {0, 1}}));
 }

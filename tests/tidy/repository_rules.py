@@ -47,10 +47,8 @@ BELOW: dict[str, tuple[str, ...]] = {
 
 def closure(module: str) -> tuple[str, ...]:
     """All modules that `module` may include."""
-    found: list[str] = []
-    for below in BELOW[module]:
-        found += [name for name in (below, *closure(below)) if name not in found]
-    return tuple(found)
+    found = [name for below in BELOW[module] for name in (below, *closure(below))]
+    return tuple(dict.fromkeys(found))
 
 
 MODULES = {module: closure(module) for module in BELOW}

@@ -457,9 +457,9 @@ class Reader:
 
     def read_into(self, request: LoadRequest) -> int: ...  # By this process alone: bytes read.
     def object_extents(self) -> dict[str, tuple[str, int, int]]: ...  # By value: file, begin, end.
-    def need(self, request: LoadRequest, serves: bool) -> bytes: ...  # For `share_needs`.
-    def share_needs(self, needs: Sequence[bytes]) -> list[bytes]: ...  # For `begin_sharing`.
-    def begin_sharing(self, sharing: bytes) -> None: ...
+    def need(self, request: LoadRequest, serves: bool) -> Any: ...  # Bytes, for `share_needs`.
+    def share_needs(self, needs: Sequence[Any]) -> list[Any]: ...  # Bytes, for `begin_sharing`.
+    def begin_sharing(self, sharing: Any) -> None: ...
     def end_sharing(self) -> None: ...
     def take_values_of(self, rank: int) -> None:
         """From now on reads the values that a rank held when it saved, where the ranks' differed."""

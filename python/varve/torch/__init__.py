@@ -169,8 +169,10 @@ def load(
             all ranks the lowest rank's values. The report has the names in `kept` and `merged`.
         one_will_do: Names of the destination, as `keys` has them, of which the lowest rank's value will do where
             the ranks cannot get their own: a measured time, a host's name. Other names are refused as before.
-        share: Ranks of one node that need the same bytes read them once from the disk, through the system's
-            page cache. False: each reads for itself, past the cache.
+        share: Ranks that need the same bytes read them once from storage: those of one node through its page
+            cache; those of several nodes, and all whose files are on a server, each a part, which it sends to
+            the others over sockets. A rank that finds storage several times faster than that reads the rest
+            for itself, as do those that cannot reach each other. False: each reads for itself.
 
     Raises:
         InvalidArgumentError: Names, dtypes or shapes differ; the message has the first ten of each
