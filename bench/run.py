@@ -67,6 +67,7 @@ SCENARIOS: dict[str, Callable[[Context], list[Result]]] = {
     "hfai": hfai.run,
     "unshard": unshard.run,
     "ranks": ranks.run,
+    "s3-ranks": ranks.run_in_bucket,
     "s3": s3.run,
 }
 

@@ -158,13 +158,15 @@ class S3TorchConnector:
             for path in Path(directory).iterdir():
                 target.upload_file(str(path), f"{key}/{path.name}")
 
-    def download(self, server: Server, name: str, state: State) -> None:
+    def download(
+        self, server: Server, name: str, state: dict[str, Any], no_dist: bool = True
+    ) -> None:
         import torch.distributed.checkpoint as dcp
         from s3torchconnector.dcp import S3StorageReader
 
         reader = S3StorageReader("us-east-1", f"s3://{name}")
         with _as_exceptions():
-            dcp.load(state, storage_reader=self._on(server, reader), no_dist=True)
+            dcp.load(state, storage_reader=self._on(server, reader), no_dist=no_dist)
 
 
 ARMS: tuple[S3Arm, ...] = (
