@@ -11,8 +11,9 @@ from bench.ranks_worker import ALONE, DCP, DROP_IN, LAYOUTS, RANKS, SHARED
 from bench.results import Result
 from bench.s3_servers import make_bucket, servers
 
-#: Every rank holds a whole state.
+#: Every rank holds a whole state. s3torchconnector's reader holds whole files beside it.
 _MOST_BYTES = 2 << 30
+_MOST_BYTES_IN_BUCKET = 1 << 30
 
 
 def run(context: Context) -> list[Result]:
@@ -40,7 +41,7 @@ def run_in_bucket(context: Context) -> list[Result]:
 
 
 def _loads(context: Context, path: str, layout: str, what: str) -> Result:
-    size = min(context.size, _MOST_BYTES)
+    size = min(context.size, _MOST_BYTES_IN_BUCKET if "://" in path else _MOST_BYTES)
     rounds = rounds_of_ranks(context, "bench.ranks_worker", f"{path}:{layout}", size)
     result = Result.of(
         f"{'s3-' if '://' in path else ''}ranks, {layout}",

@@ -199,7 +199,8 @@ class CheckpointReader {
   [[nodiscard]] Result<std::vector<std::string>> ShareNeeds(
       std::span<const std::string> needs) const;
   /// From now on reads together with the ranks that need the same bytes: see LoadOptions::share.
-  /// Not during a read. Errors: DataLoss for a message that is none of ShareNeeds.
+  /// Not during a read. Errors: DataLoss for a message that is none of ShareNeeds;
+  /// FailedPrecondition between an earlier call and EndSharing.
   Status BeginSharing(const std::string& sharing);
   /// From now on reads for itself alone, and no longer for others. Not during a read.
   void EndSharing();

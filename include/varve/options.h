@@ -156,12 +156,13 @@ struct LoadOptions {
   /// to the nearest value, ties to even.
   bool cast = false;
   OnDifferenceAtLoad on_difference = OnDifferenceAtLoad::kKeep;
-  /// Ranks that need the same bytes of files read them once from storage, those of one node through
-  /// its page cache; those of several nodes, and all whose files are on a server, read a part each
-  /// and send it to the others over sockets, at most 32 nodes together. A rank that finds storage
-  /// several times faster than that, or cannot reach another one, reads the rest for itself. Nodes
-  /// are told apart by the system's boot id, or by the environment variable VARVE_NODE. False: each
-  /// rank reads for itself, past the cache.
+  /// Ranks that need the same bytes of files read them once from storage. Ranks of one node have
+  /// them through its page cache. Ranks of several nodes, and all whose files are on a server, read
+  /// a part each and send it to the others over sockets, at most 32 nodes together. For that each
+  /// takes up to 400 MiB of memory, 900 MiB on many nodes. A rank that finds storage several times
+  /// faster, or reaches no other rank, reads for itself. Nodes are told apart by the system's boot
+  /// id, or by the environment variable VARVE_NODE. False: each rank reads for itself, past the
+  /// cache.
   bool share = true;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// Reads at most this far apart become one.
@@ -184,7 +185,7 @@ struct ResizedTensor {
 struct LoadReport {
   std::uint64_t loaded = 0;        ///< Tensors and plain values that this rank has loaded.
   std::uint64_t bytes_read = 0;    ///< Of tensors; whole checksum blocks.
-  std::uint64_t shared_bytes = 0;  ///< Of those, together with others: LoadOptions::share.
+  std::uint64_t shared_bytes = 0;  ///< Of those, as one of several: LoadOptions::share.
   std::uint64_t device_bytes = 0;  ///< Copied to CUDA devices by the engine.
   CopiedAhead copied_ahead{};      ///< The LoadRequest's.
   double seconds = 0;

@@ -101,6 +101,13 @@ class PythonReader {
                                         stop);
         })) {}
 
+  PythonReader(const PythonReader&) = delete;
+  PythonReader& operator=(const PythonReader&) = delete;
+  ~PythonReader() {
+    const nb::gil_scoped_release release;  // Threads that read for other ranks may need it.
+    reader_.reset();
+  }
+
   CheckpointReader& reader() { return *reader_; }
 
   nb::object Structure() {
@@ -380,7 +387,11 @@ void BindReader(nb::module_& module) {
       .def(
           "need",
           [](PythonReader& self, const LoadRequest& request, bool serves) {
-            const std::string need = self.reader().NeedOf(request.targets, serves);
+            std::string need;
+            {
+              const nb::gil_scoped_release release;  // Threads of an earlier load may need it.
+              need = self.reader().NeedOf(request.targets, serves);
+            }
             return nb::bytes(need.data(), need.size());
           },
           nb::arg("request"), nb::arg("serves"))
@@ -388,7 +399,13 @@ void BindReader(nb::module_& module) {
       .def(
           "begin_sharing",
           [](PythonReader& self, const nb::bytes& sharing) {
-            RaiseIfError(self.reader().BeginSharing(std::string(sharing.c_str(), sharing.size())));
+            const std::string message(sharing.c_str(), sharing.size());
+            Status begun;
+            {
+              const nb::gil_scoped_release release;
+              begun = self.reader().BeginSharing(message);
+            }
+            RaiseIfError(begun);
           },
           nb::arg("sharing"))
       .def(

@@ -160,18 +160,25 @@ Result<std::unique_ptr<ReadableFile>> CheckpointFiles::OpenChecked(const DataFil
   return file;
 }
 
-Result<std::shared_ptr<ReadableFile>> CheckpointFiles::Acquire(std::uint32_t number) {
-  OpenFile& wanted = open_[number];
-  {
-    const std::scoped_lock lock(mutex_);
-    if (wanted.file != nullptr) {
-      if (wanted.use != used_.end()) {
-        used_.splice(used_.begin(), used_, wanted.use);
-      }
-      return wanted.file;
-    }
+/// Returns an open file, as the one used last; null where it is closed.
+std::shared_ptr<ReadableFile> CheckpointFiles::Opened(std::uint32_t number) {
+  const std::scoped_lock lock(mutex_);
+  const OpenFile& wanted = open_[number];
+  if (wanted.file != nullptr && wanted.use != used_.end()) {
+    used_.splice(used_.begin(), used_, wanted.use);
   }
-  // Without the lock: a file of a server is opened by requests, and several at once.
+  return wanted.file;
+}
+
+Result<std::shared_ptr<ReadableFile>> CheckpointFiles::Acquire(std::uint32_t number) {
+  if (auto file = Opened(number)) {
+    return file;
+  }
+  // A file of a server is opened by requests: several files at once, but none twice.
+  const std::scoped_lock opening(opening_[number % opening_.size()]);
+  if (auto file = Opened(number)) {
+    return file;
+  }
   auto file = OpenChecked(index_.metadata.files[number]);
   // An open file stays readable whatever happens to its name. A file that is not open yet may by
   // now belong to another save.
@@ -183,18 +190,17 @@ Result<std::shared_ptr<ReadableFile>> CheckpointFiles::Acquire(std::uint32_t num
   VARVE_RETURN_IF_ERROR(file.status());
   const bool has_descriptor = !(*file)->IsRemote();
   const std::scoped_lock lock(mutex_);
-  if (wanted.file == nullptr) {  // Else another thread was first.
-    wanted.file = *std::move(file);
-    if (has_descriptor) {
-      if (used_.size() >= max_open_) {
-        open_[used_.back()].file.reset();  // A reader that holds it finishes first.
-        used_.pop_back();
-      }
-      used_.push_front(number);
-      wanted.use = used_.begin();
+  OpenFile& opened = open_[number];
+  opened.file = *std::move(file);
+  if (has_descriptor) {
+    if (used_.size() >= max_open_) {
+      open_[used_.back()].file.reset();  // A reader that holds it finishes first.
+      used_.pop_back();
     }
+    used_.push_front(number);
+    opened.use = used_.begin();
   }
-  return wanted.file;
+  return opened.file;
 }
 
 Status CheckpointFiles::OpenAll(const std::set<std::uint32_t>& numbers, int threads,
@@ -206,6 +212,11 @@ Status CheckpointFiles::OpenAll(const std::set<std::uint32_t>& numbers, int thre
 
 Result<ReadableFile*> CheckpointFiles::Open(std::uint32_t number) {
   VARVE_RETURN_IF_ERROR(Acquire(number).status());
+  return File(number);
+}
+
+/// Returns a file that is opened when it is first used.
+ReadableFile* CheckpointFiles::File(std::uint32_t number) {
   const std::scoped_lock lock(mutex_);
   if (files_[number] == nullptr) {
     files_[number] = std::make_unique<Pooled>(*this, number);
@@ -232,10 +243,11 @@ void CheckpointFiles::BeginTail(std::uint32_t number) {
   files_[number]->BeginTail(tail);
 }
 
-Result<FileReads> CheckpointFiles::Reads(std::uint32_t number) {
+FileReads CheckpointFiles::Reads(std::uint32_t number) {
   const DataFile& file = index_.metadata.files[number];
   FileReads reads;
-  VARVE_ASSIGN_OR_RETURN(reads.file, Open(number));
+  reads.file = File(number);
+  reads.number = number;
   reads.name = JoinPath(index_.directory, file.name);
   reads.geometry = {file.data_begin, file.size, StoredBlockBytes(index_.metadata)};
   reads.block_crc32c = file.block_crc32c;

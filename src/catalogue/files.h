@@ -2,6 +2,7 @@
 /// as the process may.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -43,8 +44,9 @@ class CheckpointFiles {
   /// Open; Cancelled on `stop`.
   Status OpenAll(const std::set<std::uint32_t>& numbers, int threads, const std::stop_token& stop);
 
-  /// Returns a file as the read pipeline wants it, without targets. Errors: as Open.
-  Result<FileReads> Reads(std::uint32_t number);
+  /// Returns a file as the read pipeline wants it, without targets. It is opened when it is first
+  /// read, if it is not open then: reads have the errors of Open.
+  FileReads Reads(std::uint32_t number);
 
   /// Keeps the last block that is read of each file from now on, of as many files as `max_bytes`
   /// are for. Not during a read.
@@ -55,11 +57,14 @@ class CheckpointFiles {
  private:
   class Pooled;
 
+  ReadableFile* File(std::uint32_t number);
   void BeginTail(std::uint32_t number);
 
   Result<std::unique_ptr<ReadableFile>> OpenChecked(const DataFile& expected);
   /// Returns a file that stays open as long as the caller holds it. Errors: as Open.
   Result<std::shared_ptr<ReadableFile>> Acquire(std::uint32_t number);
+
+  std::shared_ptr<ReadableFile> Opened(std::uint32_t number);
 
   /// A file that is open, and its place in `used_`, where it has one.
   struct OpenFile {
@@ -70,6 +75,7 @@ class CheckpointFiles {
   Storage& storage_;
   const OpenedIndex& index_;
   const std::size_t max_open_;
+  std::array<std::mutex, 64> opening_;          // Held while a file is opened, by its number.
   std::mutex mutex_;                            // Guards what follows.
   std::vector<std::unique_ptr<Pooled>> files_;  // Never replaced once set.
   std::list<std::uint32_t> used_;  // Open files with descriptors, the latest used first.

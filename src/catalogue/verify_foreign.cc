@@ -174,12 +174,12 @@ class ForeignVerifier {
     for (std::uint32_t number = 0;
          number < opened_.metadata.files.size() && !stop_.stop_requested(); ++number) {
       const DataFile& file = opened_.metadata.files[number];
-      auto reads = files_.Reads(number);
-      if (file.block_crc32c.empty() || !reads.ok()) {
+      if (file.block_crc32c.empty() || !files_.Open(number).ok()) {
         continue;  // A file that cannot be opened was reported with its items.
       }
+      const FileReads reads = files_.Reads(number);
       const Status read = CheckBlocks(
-          *reads->file, reads->geometry, file.block_crc32c, BufferPool::Shared(), kVerifyThreads,
+          *reads.file, reads.geometry, file.block_crc32c, BufferPool::Shared(), kVerifyThreads,
           [&](ByteRange range, std::uint32_t want, std::uint32_t got) {
             Add({number, range.begin, range.end},
                 NamesIn(opened_.metadata, number, range.begin, range.end),

@@ -84,7 +84,7 @@ struct CheckpointReader::Impl {
                              const LoadOptions& options);
   Result<std::vector<std::string>> ReadExtents(const std::vector<Extent>& extents,
                                                const std::stop_token& stop);
-  Result<FileReads*> ReadsOf(std::uint32_t number, std::map<std::uint32_t, FileReads>* by_file);
+  FileReads& ReadsOf(std::uint32_t number, std::map<std::uint32_t, FileReads>* by_file);
   Result<std::vector<ChunkSource>> Resolve(const std::vector<PlannedRead>& reads, int threads,
                                            const std::stop_token& stop);
 };
@@ -152,7 +152,6 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
     for (const ReadTarget& target : file_reads.targets) {
       total += target.region.bytes();
     }
-    file_reads.number = number;
     reads.push_back(std::move(file_reads));
   }
   ReadFilesOptions read_options{.max_gap_bytes = options.max_gap_bytes,
@@ -184,14 +183,13 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
   return outcome.bytes_read;
 }
 
-Result<FileReads*> CheckpointReader::Impl::ReadsOf(std::uint32_t number,
-                                                   std::map<std::uint32_t, FileReads>* by_file) {
+FileReads& CheckpointReader::Impl::ReadsOf(std::uint32_t number,
+                                           std::map<std::uint32_t, FileReads>* by_file) {
   auto found = by_file->find(number);
   if (found == by_file->end()) {
-    VARVE_ASSIGN_OR_RETURN(FileReads reads, files.Reads(number));
-    found = by_file->emplace(number, std::move(reads)).first;
+    found = by_file->emplace(number, files.Reads(number)).first;
   }
-  return &found->second;
+  return found->second;
 }
 
 Result<std::vector<std::string>> CheckpointReader::Impl::ReadExtents(
@@ -220,11 +218,11 @@ Result<std::vector<std::string>> CheckpointReader::Impl::ReadExtents(
       continue;
     }
     const Box box{{0}, {bytes}};
-    VARVE_ASSIGN_OR_RETURN(FileReads * reads, ReadsOf(extents[i].file, &by_file));
-    reads->targets.push_back(
-        {extents[i].begin,
-         Region(box, {reinterpret_cast<std::byte*>(contents[i].data()), box, {1}, 1}, box),
-         static_cast<std::uint32_t>(i)});
+    ReadsOf(extents[i].file, &by_file)
+        .targets.push_back(
+            {extents[i].begin,
+             Region(box, {reinterpret_cast<std::byte*>(contents[i].data()), box, {1}, 1}, box),
+             static_cast<std::uint32_t>(i)});
   }
   VARVE_RETURN_IF_ERROR(Read(
                             Kind::kValues, std::move(by_file),
@@ -451,22 +449,22 @@ Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor
       wanted.insert(metadata().tensors[reads[i].tensor].chunks[reads[i].chunk].extent.file);
     }
   }
-  VARVE_RETURN_IF_ERROR(
-      impl_->files.OpenAll(wanted, StorageThreads(options.io_threads), options.stop));
+  VARVE_RETURN_IF_ERROR(impl_->files.OpenAll(impl_->sharing.FilesToOpen(std::move(wanted)),
+                                             StorageThreads(options.io_threads), options.stop));
   for (std::size_t i = 0; i < reads.size(); ++i) {
     if (sources[i].unpacked || by_host.contains(reads[i].item)) {
       continue;
     }
     VARVE_RETURN_IF_ERROR(CheckStop(options.stop));
     const Chunk& chunk = metadata().tensors[reads[i].tensor].chunks[reads[i].chunk];
-    VARVE_ASSIGN_OR_RETURN(FileReads * file, impl_->ReadsOf(chunk.extent.file, &by_file));
-    file->targets.push_back(
+    FileReads& file = impl_->ReadsOf(chunk.extent.file, &by_file);
+    file.targets.push_back(
         {sources[i].extent.begin,
          ChunkRegion(chunk.box, sources[i], memories[reads[i].item], reads[i].common),
          reads[i].item, DeviceOf(targets[reads[i].item])});
     if (sources[i].record) {
-      file->records.push_back(*sources[i].record);
-      file->records.back().owner = reads[i].item;
+      file.records.push_back(*sources[i].record);
+      file.records.back().owner = reads[i].item;
     }
   }
   const auto owner_name = [&](std::uint32_t i) { return "tensor \"" + targets[i].fqn + "\""; };

@@ -59,7 +59,7 @@ struct SharedBy {
 };
 
 /// The order of the units where ranks read for each other. Units are then parts of cells, and go by
-/// windows of `window` cells.
+/// windows of `window` cells: first the first cells of all files, then the second ones.
 struct ReadOrder {
   std::size_t window = 0;
   double first = 0;  ///< Of the cells of a window, the part after which this rank begins.

@@ -30,11 +30,16 @@ void SortByOrder(std::span<const FileReads> files, const ReadOrder& order,
     double place = 0;  // In the window, from 0 to 1.
     ReadUnit unit;
   };
+  const auto cell_of = [&](const ReadUnit& unit) {
+    return CellOf(files[unit.file].geometry, unit.range.begin);
+  };
+  // Round all files: the ranks that own them all have some of each window.
+  std::stable_sort(units->begin(), units->end(),
+                   [&](const ReadUnit& a, const ReadUnit& b) { return cell_of(a) < cell_of(b); });
   std::map<std::pair<std::size_t, unsigned>, std::vector<ReadUnit>> groups;
   for (std::size_t i = 0; i < units->size(); ++i) {
     const ReadUnit& unit = (*units)[i];
-    const FileReads& file = files[unit.file];
-    const unsigned delay = order.delay(file.number, CellOf(file.geometry, unit.range.begin));
+    const unsigned delay = order.delay(files[unit.file].number, cell_of(unit));
     groups[{i / order.window + delay, delay}].push_back(unit);
   }
   std::vector<Turn> turns;

@@ -1,6 +1,7 @@
 #include "share/kept_cells.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/checked.h"
 
@@ -8,7 +9,7 @@ namespace varve {
 namespace {
 
 /// Blocks for cells that are still being sent when newer ones have taken their places.
-constexpr std::size_t kInUse = 16;
+constexpr std::size_t kInUse = 8;
 
 }  // namespace
 
@@ -60,14 +61,24 @@ Result<std::shared_ptr<Cell>> KeptCells::Of(std::uint32_t file, ByteRange range,
         return kept_.front().second;
       }
       if (kept_.size() >= most_) {
-        dropped = std::move(kept_.back().second);
-        places_.erase(kept_.back().first);
-        kept_.pop_back();
+        dropped = DropOne();
       }
     }
     dropped.reset();
     VARVE_ASSIGN_OR_RETURN(memory, pool_.Acquire());
   }
+}
+
+/// Keeps one cell less: of those that no caller holds the one that was used first. The lock is
+/// held.
+std::shared_ptr<Cell> KeptCells::DropOne() {
+  auto place = std::find_if(kept_.rbegin(), kept_.rend(),
+                            [](const auto& kept) { return kept.second.use_count() == 1; });
+  place = place == kept_.rend() ? kept_.rbegin() : place;
+  std::shared_ptr<Cell> dropped = std::move(place->second);
+  places_.erase(place->first);
+  kept_.erase(std::next(place).base());
+  return dropped;
 }
 
 }  // namespace varve

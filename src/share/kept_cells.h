@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -44,7 +45,8 @@ class Cell {
   std::vector<bool> there_;  // By part.
 };
 
-/// The cells used last, at most `most`, each of at most kPoolBlockBytes. Threads: safe.
+/// The cells used last, at most `most`, each of at most kPoolBlockBytes. Its memory is its own: who
+/// waits for it waits for users of these cells alone. Threads: safe.
 class KeptCells {
  public:
   explicit KeptCells(std::size_t most);
@@ -54,6 +56,8 @@ class KeptCells {
   Result<std::shared_ptr<Cell>> Of(std::uint32_t file, ByteRange range, std::uint64_t part_bytes);
 
  private:
+  std::shared_ptr<Cell> DropOne();
+
   using Id = std::pair<std::uint32_t, std::uint64_t>;  // File and begin.
   using Kept = std::list<std::pair<Id, std::shared_ptr<Cell>>>;
 

@@ -3,23 +3,28 @@
 // has the rest from the others.
 //  1. Each rank opens a listening socket before the exchange of the load, and its address and a
 //     token go with its need. Rank 0 makes the groups (sharing.h) and sends each rank the addresses
-//     of its group. No rank waits for another one here: a rank serves from the moment when it has
-//     its answer, and an earlier connection waits in the listener's queue.
-//  2. Files are cut into cells, the units of a load. Which rank owns a cell follows from its number
-//     alone. The owner reads it from storage. On each other node one rank has it from the owner and
-//     passes it to its node, so that it comes to a node once.
+//     that it may ask. No rank waits for another one here: an early connection waits in the
+//     listener's queue.
+//  2. Files are cut into cells, the units of a load. Which rank owns a cell follows from the
+//     numbers of file and cell alone. The owner reads it from storage. On each other node one rank
+//     has it from the owner and passes it to its node, so that it comes to a node once.
 //  3. A rank that is asked reads what is wanted, if it has not yet, and keeps the cells that it used
-//     last. It asks nobody for a cell that is not its own or its node's. So the chain of questions
-//     ends at storage, after two steps at most, and no two ranks can wait for each other.
-//  4. Each rank takes its own cells some windows before the others' (Order), so that those find
-//     them read. A rank that is behind asks for what is no longer kept: then it is read again.
-//  5. Where a rank gives no byte for 10 s, closes a connection or cannot be reached, it is not
-//     asked again; where it cannot read, this time. The rank that asked reads from storage. So a
-//     rank that dies, hangs or has a damaged disk costs the others time and nothing else.
-//  6. Each rank compares the checksums of all it reads, whoever sent it. What differs is read again
-//     from storage, by itself, before it counts as damaged.
+//     last. It asks another rank only for a cell of its node, and only the owner. So the chain of
+//     questions ends at storage, after two steps at most. Own cells have memory of their own: a
+//     rank that waits for the owner of a cell never waits for one that waits itself.
+//  4. Each rank takes its own cells some windows before the others' (Order), so that most of those
+//     are there when they are asked for. A rank that is behind asks for what is no longer kept:
+//     then it is read again. A page cache keeps what a disk has given.
+//  5. Where a rank gives no byte in time, closes a connection or cannot be reached, it is not asked
+//     for half a minute; where it cannot read, this time. The rank that asked reads from storage.
+//     The limit for an owner is shorter than the one for a rank that may itself be waiting for an
+//     owner. So a rank that dies, hangs or has a damaged disk costs the others time alone.
+//  6. Each rank compares the checksums of all it reads, whoever sent it. A block that differs is
+//     read again from storage before it counts as damaged. Bytes of a file without checksums of
+//     blocks are sent with one, and read from storage where it differs.
 //  7. A rank whose own reads turn out to be four times as fast as those from others reads alone
-//     from then on, and goes on serving: the network may be slower than the storage.
+//     from then on, and goes on serving: the network may be slower than the storage. So does one
+//     that reaches no other rank.
 //  8. The object lives until all ranks have said how their reads ended.
 
 #include "share/peer_reads.h"
@@ -38,20 +43,31 @@
 #include "base/checked.h"
 #include "base/fields.h"
 #include "base/guarded.h"
+#include "base/threads.h"
 #include "pipeline/kept_tail.h"
 #include "pipeline/read_units.h"
 
 namespace varve {
 namespace {
 
-/// Cells of a rank in each window of the order: 48 MiB.
+/// Cells of a rank in each window of the order, and most of those that it has from other nodes.
 constexpr std::size_t kWindowCells = 6;
-/// Cells that are kept: those of three windows, and as many again for the ranks that are behind.
-constexpr std::size_t kKeptCells = 6 * kWindowCells;
-/// Most connections that a rank serves, each on a thread.
-constexpr std::size_t kMostServed = 1024;
+constexpr std::size_t kWindowCellsOfNode = 12;
+/// Own cells that are kept: those of the last windows, on two nodes of four.
+constexpr std::size_t kKeptCells = 24;
+/// Files for each rank from which on a file has one owner: some have one file more than others.
+constexpr std::size_t kManyFiles = 4;
+/// Most connections that a rank serves at once, each on a thread.
+constexpr std::size_t kMostServed = 256;
 /// Pause after a connection that could not be accepted.
 constexpr int kPauseMs = 50;
+/// Longest time in which an answer does not move on: of an owner, and of any other rank.
+constexpr auto kOwnerLimit = std::chrono::seconds(4);
+constexpr auto kLimit = std::chrono::seconds(10);
+/// Time for which a rank that did not answer is not asked.
+constexpr auto kLostFor = std::chrono::seconds(30);
+/// Connections that fail, where none was made, until a rank reads alone.
+constexpr int kRefusals = 3;
 /// Reads of either kind after which their speeds are compared, and how many times slower those from
 /// other ranks are where they are given up. Storage that all ranks read at once gets slower.
 constexpr std::uint64_t kReadsToCompare = 24;
@@ -105,19 +121,17 @@ class PeerReads::SharedFile final : public ReadableFile {
     peers_.shared_bytes_ += size;
     return file_.ReadAt(offset, parts);
   }
+  /// The reader asks for it where IsCached has said so.
   Status ReadAndSum(std::uint64_t offset, std::span<const std::span<std::byte>> parts,
                     std::uint32_t* crc) override {
-    const std::uint64_t size = BytesOf(parts);
-    if (!IsCached(offset, size)) {
-      return ReadableFile::ReadAndSum(offset, parts, crc);
-    }
-    peers_.shared_bytes_ += size;
+    peers_.shared_bytes_ += BytesOf(parts);
     return file_.ReadAndSum(offset, parts, crc);
   }
   Status ReadUncached(std::uint64_t offset, std::byte* buffer, std::uint64_t size,
-                      std::uint64_t /*capacity*/) override {
+                      std::uint64_t capacity) override {
     const std::span<std::byte> part(buffer, size);
-    return ReadAt(offset, std::span(&part, 1));
+    return peers_.alone_ ? file_.ReadUncached(offset, buffer, size, capacity)
+                         : ReadAt(offset, std::span(&part, 1));
   }
   [[nodiscard]] std::string version() const override { return file_.version(); }
   bool Forget(std::uint64_t offset, std::uint64_t size) override {
@@ -126,9 +140,9 @@ class PeerReads::SharedFile final : public ReadableFile {
     return mistrusted_.insert(offset).second || forgot;
   }
   [[nodiscard]] bool IsCached(std::uint64_t offset, std::uint64_t size) override {
-    return !file_.IsRemote() && file_.IsCached(offset, size);
+    return !peers_.remote_ && file_.IsCached(offset, size);
   }
-  [[nodiscard]] bool IsRemote() const override { return true; }
+  [[nodiscard]] bool IsRemote() const override { return peers_.remote_ || !peers_.alone_; }
 
  private:
   /// Returns true where bytes of the range have not agreed with their checksum.
@@ -155,8 +169,7 @@ PeerReads::PeerReads(Socket listener, Address address)
     : listener_(std::move(listener)),
       address_(std::move(address)),
       ends_(MakeEvent()),
-      gives_up_(MakeEvent()),
-      cells_(kKeptCells) {}
+      gives_up_(MakeEvent()) {}
 
 Result<std::unique_ptr<PeerReads>> PeerReads::Listen() {
   VARVE_ASSIGN_OR_RETURN(auto made, varve::Listen());
@@ -172,8 +185,8 @@ PeerReads::~PeerReads() {
   if (accepts_.joinable()) {
     accepts_.join();
   }
-  for (std::thread& serve : serves_) {
-    serve.join();
+  for (Served& served : serves_) {
+    served.thread.join();
   }
 }
 
@@ -181,24 +194,36 @@ void PeerReads::GiveUp() { (void)::eventfd_write(gives_up_.get(), 1); }
 
 std::string PeerReads::address() const { return EncodeFields(address_); }
 
-Status PeerReads::Join(const ReadGroup& sharing, const Metadata& metadata, CheckpointFiles& files) {
+Status PeerReads::Join(const ReadGroup& group, const Metadata& metadata, CheckpointFiles& files) {
   metadata_ = &metadata;
   files_ = &files;
-  node_ = sharing.node;
-  for (const std::vector<std::string>& addresses : sharing.nodes) {
+  remote_ = group.remote;
+  node_ = group.node;
+  for (const std::vector<std::string>& addresses : group.nodes) {
     std::vector<std::size_t>& node = nodes_.emplace_back();
     for (const std::string& address : addresses) {
       node.push_back(peers_.size());
-      VARVE_ASSIGN_OR_RETURN(peers_.emplace_back(std::make_unique<Peer>())->address,
-                             DecodeFields<Address>(address));
+      Peer& peer = *peers_.emplace_back(std::make_unique<Peer>());
+      if (!address.empty()) {
+        VARVE_ASSIGN_OR_RETURN(peer.address, DecodeFields<Address>(address));
+      }
     }
   }
-  if (sharing.node >= nodes_.size() || sharing.place >= nodes_[node_].size()) {
+  if (group.node >= nodes_.size() || group.place >= nodes_[node_].size()) {
     return Internal("this rank is not one of those that read for each other");
   }
-  self_ = nodes_[node_][sharing.place];
-  accepts_ = std::thread([this] { Accept(); });
+  self_ = nodes_[node_][group.place];
+  own_cells_.emplace(kKeptCells);
+  node_cells_.emplace(2 * (nodes_.size() - 1) * WindowCells());
+  accepts_ = StartThread<std::thread>([this] { Accept(); });
   return Status::Ok();
+}
+
+/// Returns how many cells of a window a rank owns: few on many nodes, for it has those of the others
+/// too, for its node.
+std::size_t PeerReads::WindowCells() const {
+  return std::clamp(kWindowCellsOfNode / std::max<std::size_t>(nodes_.size() - 1, 1),
+                    std::size_t{1}, kWindowCells);
 }
 
 ReadableFile* PeerReads::Shared(std::uint32_t number, ReadableFile& file) {
@@ -215,8 +240,16 @@ BlockGeometry PeerReads::GeometryOf(std::uint32_t file) const {
   return {data.data_begin, data.size, StoredBlockBytes(*metadata_)};
 }
 
+/// Returns true where each file has one owner, for there are many more files than ranks: on a
+/// server opening one takes requests. Else cells go round the ranks.
+bool PeerReads::ByFile() const { return metadata_->files.size() >= kManyFiles * peers_.size(); }
+
+bool PeerReads::MayOwn(std::uint32_t number) const {
+  return !remote_ || !ByFile() || number % peers_.size() == self_;
+}
+
 PeerReads::Source PeerReads::SourceOf(std::uint32_t file, std::uint64_t cell) const {
-  const std::uint64_t number = file + cell;
+  const std::uint64_t number = file + (ByFile() ? 0 : cell * metadata_->files.size());
   const std::size_t owner = number % peers_.size();
   const std::vector<std::size_t>& ours = nodes_[node_];
   if (owner == self_) {
@@ -225,13 +258,16 @@ PeerReads::Source PeerReads::SourceOf(std::uint32_t file, std::uint64_t cell) co
   if (owner >= ours.front() && owner <= ours.back()) {
     return {Role::kOther, owner};
   }
+  if (ours.size() == 1) {
+    return {Role::kOther, owner};  // There is no other rank to keep it for.
+  }
   const std::size_t of_node = ours[number % ours.size()];
   return of_node == self_ ? Source{Role::kOfNode, owner} : Source{Role::kOther, of_node};
 }
 
 ReadOrder PeerReads::Order() const {
-  const bool two_steps = nodes_.size() > 1;
-  return {.window = kWindowCells * peers_.size(),
+  const bool two_steps = nodes_.size() > 1 && nodes_[node_].size() > 1;
+  return {.window = WindowCells() * peers_.size(),
           .first = static_cast<double>(self_) / static_cast<double>(peers_.size()),
           .delay = [this, two_steps](std::uint32_t file, std::uint64_t cell) {
             switch (SourceOf(file, cell).role) {
@@ -255,16 +291,25 @@ Status PeerReads::Read(std::uint32_t number, ReadableFile& file, std::uint64_t o
     const auto of_cell = First(rest, range.end - range.begin);
     at = range.end;
     const Source source = SourceOf(number, cell);
-    const TimePoint begin = Now();
-    if (source.role == Role::kOther || alone_) {
-      if (alone_ || !Fetch(source.ask, number, range, of_cell)) {
-        VARVE_RETURN_IF_ERROR(file.ReadAt(range.begin, of_cell));
-        continue;
+    bool shared = false;
+    if (!alone_ && source.role == Role::kOther) {
+      const TimePoint begin = Now();
+      shared = Fetch(source.ask, number, range, kLimit, of_cell);
+      if (shared) {
+        others_.Add(range.end - range.begin, begin);
       }
-      others_.Add(range.end - range.begin, begin);
-    } else {
-      VARVE_ASSIGN_OR_RETURN(const auto filled, Filled(number, file, range));
-      CopyTo(of_cell, filled->BytesOf(range));
+    } else if (!alone_) {
+      const auto filled = Filled(number, file, range);
+      if (filled.ok()) {
+        CopyTo(of_cell, (*filled)->BytesOf(range));
+      } else if (filled.status().code() != StatusCode::kOutOfSpace) {
+        return filled.status();
+      }
+      shared = filled.ok();
+    }
+    if (!shared) {
+      VARVE_RETURN_IF_ERROR(file.ReadAt(range.begin, of_cell));
+      continue;
     }
     shared_bytes_ += range.end - range.begin;
     Compare();
@@ -278,18 +323,20 @@ Result<std::shared_ptr<Cell>> PeerReads::Filled(std::uint32_t number, ReadableFi
   const BlockGeometry geometry = GeometryOf(number);
   const std::uint64_t index = CellOf(geometry, range.begin);
   const Source source = SourceOf(number, index);
+  KeptCells& cells = source.role == Role::kOfNode ? *node_cells_ : *own_cells_;
   VARVE_ASSIGN_OR_RETURN(auto cell,
-                         cells_.Of(number, CellRange(geometry, index), geometry.block_bytes));
+                         cells.Of(number, CellRange(geometry, index), geometry.block_bytes));
   VARVE_RETURN_IF_ERROR(cell->Fill(range, [&](ByteRange missing, std::span<std::byte> memory) {
     const TimePoint begin = Now();
-    if (source.role == Role::kOfNode && Fetch(source.ask, number, missing, std::span(&memory, 1))) {
+    if (source.role == Role::kOfNode &&
+        Fetch(source.ask, number, missing, kOwnerLimit, std::span(&memory, 1))) {
       others_.Add(memory.size(), begin);
       return Status::Ok();
     }
     // What goes through a page cache is still there when a rank that is behind asks for it.
-    Status read = file.IsRemote() ? file.ReadUncached(missing.begin, memory.data(), memory.size(),
-                                                      RoundUp(memory.size(), kDirectAlignment))
-                                  : file.ReadAt(missing.begin, memory);
+    Status read = remote_ ? file.ReadUncached(missing.begin, memory.data(), memory.size(),
+                                              RoundUp(memory.size(), kDirectAlignment))
+                          : file.ReadAt(missing.begin, memory);
     storage_.Add(memory.size(), begin);
     return read;
   }));
@@ -298,40 +345,47 @@ Result<std::shared_ptr<Cell>> PeerReads::Filled(std::uint32_t number, ReadableFi
 
 /// Has another rank send a range. Returns false where it cannot.
 bool PeerReads::Fetch(std::size_t peer, std::uint32_t number, ByteRange range,
-                      std::span<const std::span<std::byte>> parts) {
+                      std::chrono::seconds limit, std::span<const std::span<std::byte>> parts) {
   Peer& other = *peers_[peer];
-  std::optional<PeerLink> link;
-  {
-    const std::scoped_lock lock(other.mutex);
-    if (other.lost) {
-      return false;
-    }
-    if (!other.idle.empty()) {
-      link = std::move(other.idle.back());
-      other.idle.pop_back();
-    }
+  Result<PeerLink> link = LinkTo(other);
+  if (!link.ok()) {
+    return false;
   }
-  Status status;
-  if (!link) {
-    Result<PeerLink> made = PeerLink::To(other.address, gives_up_.get());
-    status = made.status();
-    if (made.ok()) {
-      link = *std::move(made);
-    }
-  }
-  Result<bool> fetched = false;
-  if (link) {
-    fetched = link->Fetch({number, range}, parts);
-    status = fetched.status();
-  }
+  const Result<bool> fetched = link->Fetch({number, range}, HasNoSums(number), limit, parts);
   const std::scoped_lock lock(other.mutex);
-  if (status.ok()) {
+  if (fetched.ok()) {
     other.idle.push_back(*std::move(link));
   } else {
-    other.lost = true;
+    other.lost_until = Now() + kLostFor;
     other.idle.clear();
   }
   return fetched.ok() && *fetched;
+}
+
+/// Returns a connection that no other thread uses. Errors: Unavailable.
+Result<PeerLink> PeerReads::LinkTo(Peer& peer) {
+  {
+    const std::scoped_lock lock(peer.mutex);
+    if (!peer.address || Now() < peer.lost_until) {
+      return Unavailable("did not answer before");
+    }
+    if (!peer.idle.empty()) {
+      PeerLink link = std::move(peer.idle.back());
+      peer.idle.pop_back();
+      return link;
+    }
+  }
+  Result<PeerLink> made = PeerLink::To(*peer.address, gives_up_.get());
+  if (made.ok()) {
+    ++reached_;
+    return made;
+  }
+  if (++refused_ >= kRefusals && reached_ == 0) {
+    alone_ = true;
+  }
+  const std::scoped_lock lock(peer.mutex);
+  peer.lost_until = Now() + kLostFor;
+  return made;
 }
 
 /// Lets this rank read alone where that is several times as fast.
@@ -348,13 +402,11 @@ void PeerReads::Compare() {
 }
 
 void PeerReads::Accept() {
-  const Status ended = Guarded([&]() -> Status {
+  (void)Guarded([&]() -> Status {
     while (true) {
       std::array<pollfd, 2> ready{{{listener_.get(), POLLIN, 0}, {ends_.get(), POLLIN, 0}}};
-      if (::poll(ready.data(), ready.size(), -1) < 0 && errno != EINTR) {
-        return Status::Ok();
-      }
-      if (ready[1].revents != 0) {
+      const int count = ::poll(ready.data(), ready.size(), -1);
+      if ((count < 0 && errno != EINTR) || ready[1].revents != 0) {
         return Status::Ok();
       }
       Socket socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -362,16 +414,36 @@ void PeerReads::Accept() {
         (void)::poll(&ready[1], 1, kPauseMs);
         continue;
       }
+      ReapServed();
       if (serves_.size() >= kMostServed) {
         continue;
       }
-      serves_.emplace_back([this, held = std::move(socket)]() mutable {
+      Served& served = serves_.emplace_back();
+      auto serve = [this, &served, held = std::move(socket)]() mutable {
         (void)Guarded([&] { return Serve(std::move(held)); });
+        served.ended = true;
+      };
+      const Status started = Guarded([&] {
+        served.thread = StartThread<std::thread>(std::move(serve));
+        return Status::Ok();
       });
+      if (!started.ok()) {
+        serves_.pop_back();  // And the connection is closed: who asked need not wait.
+      }
     }
   });
-  if (!ended.ok()) {
-    listener_.Close();  // No thread is left: who asks need not wait.
+  listener_.Close();  // So that none waits for an answer.
+}
+
+/// Joins the threads whose connections have been closed.
+void PeerReads::ReapServed() {
+  for (auto served = serves_.begin(); served != serves_.end();) {
+    if (served->ended) {
+      served->thread.join();
+      served = serves_.erase(served);
+    } else {
+      ++served;
+    }
   }
 }
 
@@ -385,8 +457,10 @@ Status PeerReads::Serve(Socket socket) {
       break;
     }
     const auto cell = Guarded([&] { return ForOther(*request); });
-    VARVE_RETURN_IF_ERROR(
-        link.Answer(cell.ok() ? std::optional((*cell)->BytesOf(request->range)) : std::nullopt));
+    VARVE_RETURN_IF_ERROR(cell.ok()
+                              ? link.Answer((*cell)->BytesOf(request->range),
+                                            HasNoSums(static_cast<std::uint32_t>(request->file)))
+                              : link.Answer(std::nullopt, false));
   }
   return Status::Ok();
 }

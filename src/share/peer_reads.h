@@ -2,14 +2,16 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
-#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
@@ -41,11 +43,13 @@ class PeerReads {
   [[nodiscard]] std::string address() const;
   /// Becomes one of the ranks in `sharing.nodes`, this one among them. `files` and `metadata`
   /// outlive this object. Errors: DataLoss for what is no address; OutOfSpace, Unavailable.
-  Status Join(const ReadGroup& sharing, const Metadata& metadata, CheckpointFiles& files);
+  Status Join(const ReadGroup& group, const Metadata& metadata, CheckpointFiles& files);
 
   /// Returns a file as the group reads it; it lives as long as this object. `file` is the one of
   /// this number of the CheckpointFiles.
   ReadableFile* Shared(std::uint32_t number, ReadableFile& file);
+  /// Returns false for a file of which this rank reads nothing from storage, unless another fails.
+  [[nodiscard]] bool MayOwn(std::uint32_t number) const;
   /// Returns in which order this rank reads.
   [[nodiscard]] ReadOrder Order() const;
   /// Ends the waits for other ranks of reads under way, and of later ones.
@@ -55,11 +59,17 @@ class PeerReads {
 
  private:
   class SharedFile;
+  /// Another rank of the group.
   struct Peer {
-    Address address;
-    std::mutex mutex;  // Guards what follows.
+    std::optional<Address> address;  // None of a rank that this one never asks.
+    std::mutex mutex;                // Guards what follows.
     std::vector<PeerLink> idle;
-    bool lost = false;
+    TimePoint lost_until = TimePoint::min();
+  };
+  /// A connection that is served on a thread.
+  struct Served {
+    std::thread thread;
+    std::atomic<bool> ended{false};
   };
   /// Who reads a cell: kOwner from storage, kOfNode from the owner, for the ranks of its node.
   enum class Role : std::uint8_t { kOwner, kOfNode, kOther };
@@ -77,16 +87,23 @@ class PeerReads {
   PeerReads(Socket listener, Address address);
 
   [[nodiscard]] BlockGeometry GeometryOf(std::uint32_t file) const;
+  [[nodiscard]] bool ByFile() const;
+  [[nodiscard]] std::size_t WindowCells() const;
   [[nodiscard]] Source SourceOf(std::uint32_t file, std::uint64_t cell) const;
 
   Status Read(std::uint32_t number, ReadableFile& file, std::uint64_t offset,
               std::span<const std::span<std::byte>> parts);
   Result<std::shared_ptr<Cell>> Filled(std::uint32_t number, ReadableFile& file, ByteRange range);
-  bool Fetch(std::size_t peer, std::uint32_t number, ByteRange range,
+  bool Fetch(std::size_t peer, std::uint32_t number, ByteRange range, std::chrono::seconds limit,
              std::span<const std::span<std::byte>> parts);
+  Result<PeerLink> LinkTo(Peer& peer);
+  [[nodiscard]] bool HasNoSums(std::uint32_t number) const {
+    return metadata_->files[number].block_crc32c.empty();
+  }
   void Compare();
 
   void Accept();
+  void ReapServed();
   Status Serve(Socket socket);
   Result<std::shared_ptr<Cell>> ForOther(const PeerRequest& request);
 
@@ -96,19 +113,23 @@ class PeerReads {
   Socket gives_up_;  // Readable once reads of this rank are given up.
   const Metadata* metadata_ = nullptr;
   CheckpointFiles* files_ = nullptr;
+  bool remote_ = false;
   std::vector<std::unique_ptr<Peer>> peers_;     // Of the whole group, by node.
   std::vector<std::vector<std::size_t>> nodes_;  // Places in `peers_`.
   std::size_t node_ = 0;                         // This rank's.
   std::size_t self_ = 0;                         // This rank, in `peers_`.
-  KeptCells cells_;
-  std::mutex mutex_;  // Guards `shared_files_`.
+  std::optional<KeptCells> own_cells_;
+  std::optional<KeptCells> node_cells_;  // That this rank has from their owners, for its node.
+  std::mutex mutex_;                     // Guards `shared_files_`.
   std::map<std::uint32_t, std::unique_ptr<SharedFile>> shared_files_;
   Speed storage_;
   Speed others_;
-  std::atomic<bool> alone_{false};  // The storage is faster than the other ranks.
+  std::atomic<bool> alone_{false};  // The storage is faster, or the other ranks are out of reach.
+  std::atomic<int> reached_{0};     // How many connections were made,
+  std::atomic<int> refused_{0};     // and how many could not be.
   std::atomic<std::uint64_t> shared_bytes_{0};
   std::thread accepts_;
-  std::vector<std::thread> serves_;  // Of `accepts_`; after it has ended, of the destructor.
+  std::list<Served> serves_;  // Of `accepts_`; after it has ended, of the destructor.
 };
 
 }  // namespace varve

@@ -46,6 +46,9 @@ class Seen {
  public:
   explicit Seen(Storage& storage) : storage_(storage) {
     storage_.SetObserver([this](Operation operation, const std::string& name) {
+      if (operation == Operation::kOpenForRead && name.ends_with(".safetensors")) {
+        ++opened_;
+      }
       if (operation == Operation::kRead && name.ends_with(".safetensors")) {
         ++reads_;
         while (held_) {
@@ -56,7 +59,8 @@ class Seen {
   }
   Storage& storage() { return storage_; }
   [[nodiscard]] int reads() const { return reads_; }
-  void Forget() { reads_ = 0; }
+  [[nodiscard]] int opened() const { return opened_; }
+  void Forget() { reads_ = opened_ = 0; }
   void Stop() { storage_.Stop(); }
   /// Has reads wait until Go.
   void Hold() { held_ = true; }
@@ -65,6 +69,7 @@ class Seen {
  private:
   FaultyStorage storage_;
   std::atomic<int> reads_{0};
+  std::atomic<int> opened_{0};
   std::atomic<bool> held_{false};
 };
 
@@ -123,16 +128,24 @@ struct Rank {
 
 class ReadsOfPeers : public testing::Test {
  protected:
-  ReadsOfPeers() {
+  /// Saves by so many ranks, each some of the rows in a file of its own.
+  explicit ReadsOfPeers(int files = 1) {
     std::vector<float> values(kRows * kColumns);
     std::iota(values.begin(), values.end(), 0.0F);
-    State state;
-    state.tensors.push_back({"w",
-                             DType::kFloat32,
-                             {kRows, kColumns},
-                             WholeBox({kRows, kColumns}),
-                             HostMemory{values.data()}});
-    EXPECT_TRUE(IsOk(Save(state, "/c", {}, storage_)));
+    auto saving = MakeInProcessCoordinators(files);
+    const std::uint64_t rows = kRows / saving.size();
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < saving.size(); ++i) {
+      threads.emplace_back([&, i] {
+        State state;
+        state.tensors.push_back({"w",
+                                 DType::kFloat32,
+                                 {kRows, kColumns},
+                                 {{i * rows, 0}, {rows, kColumns}},
+                                 HostMemory{values.data() + i * rows * kColumns}});
+        EXPECT_TRUE(IsOk(Save(state, "/c", {}, *saving[i], storage_)));
+      });
+    }
   }
 
   void Add(const std::string& node, Box box = WholeBox({kRows, kColumns})) {
@@ -202,6 +215,37 @@ TEST_F(ReadsOfPeers, RanksOfOneNodeDoSoWhereTheFilesAreOnAServer) {
   EXPECT_EQ(ReadAll(), kCells);
 }
 
+class ReadsOfManyFiles : public ReadsOfPeers {
+ protected:
+  static constexpr int kFiles = 16;
+  ReadsOfManyFiles() : ReadsOfPeers(kFiles) {}
+};
+
+TEST_F(ReadsOfManyFiles, EachIsOpenedByOneRankOnAServer) {
+  for (int i = 0; i < 3; ++i) {
+    Add("a");
+    ranks_.back()->remote = true;
+  }
+  Agree();
+  const int opened = kFiles - 1;  // All have opened the first one before.
+  EXPECT_EQ(ReadAll(), kFiles + opened);
+  EXPECT_EQ(ranks_[0]->seen.opened() + ranks_[1]->seen.opened() + ranks_[2]->seen.opened(), opened);
+  EXPECT_EQ(ranks_[1]->seen.opened(), 5);  // 1, 4, 7, 10 and 13.
+}
+
+TEST_F(ReadsOfManyFiles, EachIsReadOnceByRanksOfTwoNodes) {
+  for (const char* node : {"a", "b", "b"}) {
+    Add(node);
+  }
+  Agree();
+  std::uint64_t shared = 0;
+  ReadAll();
+  for (auto& rank : ranks_) {
+    shared += rank->reader->shared_bytes();
+  }
+  EXPECT_EQ(shared, 3 * kBytes);
+}
+
 TEST_F(ReadsOfPeers, ARankThatCannotBeReachedCostsTheOthersItsPartAlone) {
   for (const char* node : {"a", "b", "c"}) {
     Add(node);
@@ -260,11 +304,12 @@ TEST_F(ReadsOfPeers, ARequestForWhatIsNoPartOfACellIsRefused) {
                                 {0, {begin, begin + kBytes}},
                                 {0, {file.size - 1, file.size + 4095}},
                                 {0, {~std::uint64_t{0} - 4096, ~std::uint64_t{0}}}}) {
-    const auto fetched = link->Fetch(request, {&part, 1});
+    const auto fetched = link->Fetch(request, false, std::chrono::seconds(10), {&part, 1});
     ASSERT_TRUE(IsOk(fetched));
     EXPECT_FALSE(*fetched) << request.file << " " << request.range.begin;
   }
-  const auto fetched = link->Fetch({0, {begin + 1024, begin + 1024 + 4096}}, {&part, 1});
+  const auto fetched = link->Fetch({0, {begin + 1024, begin + 1024 + 4096}}, false,
+                                   std::chrono::seconds(10), {&part, 1});
   ASSERT_TRUE(IsOk(fetched));
   EXPECT_TRUE(*fetched);
   EXPECT_EQ(*reinterpret_cast<const float*>(memory.data()), 256.0F);
@@ -296,7 +341,7 @@ TEST_F(ReadsOfPeers, WrongBytesOfAnotherRankAreReadAgainFromStorage) {
         for (auto request = link.NextRequest(); request.ok() && *request;
              request = link.NextRequest()) {
           const ByteRange range = (*request)->range;
-          (void)link.Answer(std::span(zeros).first(range.end - range.begin));
+          (void)link.Answer(std::span(zeros).first(range.end - range.begin), false);
           ++answered;
         }
       });

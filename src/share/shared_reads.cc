@@ -15,7 +15,9 @@ std::string SharedReads::NeedOf(std::span<const TargetTensor> targets, const std
   End();
   ReadNeed need = varve::NeedOf(metadata_, targets);
   need.remote = IsRemote(files_.storage(), directory);
-  if (serves && !need.node.empty() && !IsSimulated()) {
+  const auto digest = DigestOfFiles(metadata_, directory, need.remote);
+  if (serves && digest && !need.node.empty() && !IsSimulated()) {
+    need.files = *digest;
     auto peers = Guarded([] { return PeerReads::Listen(); });
     if (peers.ok()) {  // Else this rank reads for itself.
       peers_ = *std::move(peers);
@@ -41,6 +43,9 @@ Result<std::vector<std::string>> SharedReads::ShareNeeds(std::span<const std::st
 }
 
 Status SharedReads::Begin(const std::string& sharing) {
+  if (by_peers_) {
+    return FailedPrecondition("this reader reads together with others already");
+  }
   VARVE_ASSIGN_OR_RETURN(const ReadGroup decoded, DecodeFields<ReadGroup>(sharing));
   by_cache_ = decoded.by_cache;
   by_peers_ = !decoded.nodes.empty() && peers_ != nullptr &&
@@ -55,6 +60,13 @@ void SharedReads::End() {
   by_cache_ = {};
   by_peers_ = false;
   peers_.reset();
+}
+
+std::set<std::uint32_t> SharedReads::FilesToOpen(std::set<std::uint32_t> needed) const {
+  if (by_peers_) {
+    std::erase_if(needed, [&](std::uint32_t number) { return !peers_->MayOwn(number); });
+  }
+  return needed;
 }
 
 std::unique_ptr<SharedReads::GivesUp> SharedReads::Arrange(std::span<FileReads> reads,

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -21,7 +22,7 @@ namespace varve {
 /// the read.
 class SharedReads {
  public:
-  /// `metadata` and `files` are those of one checkpoint, in `directory`, and outlive this object.
+  /// `metadata` and `files` are those of one checkpoint, and outlive this object.
   SharedReads(const Metadata& metadata, CheckpointFiles& files)
       : metadata_(metadata), files_(files) {}
 
@@ -33,11 +34,15 @@ class SharedReads {
   Status Begin(const std::string& sharing);
   void End();
 
+  /// Returns those of the files that a read needs which this rank reads from storage itself: it
+  /// opens them before it changes anything.
+  [[nodiscard]] std::set<std::uint32_t> FilesToOpen(std::set<std::uint32_t> needed) const;
+
   /// Ends the waits of a read for other ranks when it is stopped.
   using GivesUp = std::stop_callback<std::function<void()>>;
   /// Has the reads of files go as the ranks have agreed. To be kept until they have been made.
   std::unique_ptr<GivesUp> Arrange(std::span<FileReads> reads, ReadFilesOptions* options);
-  /// Returns how many bytes have gone by way of other ranks or for them, but for the page cache.
+  /// Returns how many bytes were read as one of a group of ranks that read for each other.
   [[nodiscard]] std::uint64_t bytes_by_peers() const;
 
  private:

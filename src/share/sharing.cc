@@ -8,8 +8,10 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <numeric>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/checked.h"
 #include "base/checksum.h"
 #include "plan/load_plan.h"
@@ -23,7 +25,8 @@ constexpr std::uint64_t kLeastBytes = std::uint64_t{16} << 20;
 /// Checksum blocks of our own files: less than one between two parts is read with them.
 constexpr std::uint64_t kUsualBlockBytes = std::uint64_t{1} << 20;
 
-/// Most nodes of which ranks read for each other: each has a connection to every other one.
+/// Most nodes of which ranks read for each other: a rank has connections to one rank of each, as a
+/// rule.
 constexpr std::size_t kMostNodes = 32;
 /// Most stretches of a checkpoint, and the least bytes of one.
 constexpr std::uint64_t kMostStretches = 8192;
@@ -184,11 +187,56 @@ ReadNeed NeedOf(const Metadata& metadata, std::span<const TargetTensor> targets)
   return need;
 }
 
+std::optional<Hash128> DigestOfFiles(const Metadata& metadata, const std::string& directory,
+                                     bool remote) {
+  Bytes text;
+  ByteWriter out(&text);
+  out.Raw({reinterpret_cast<const char*>(metadata.save_id.bytes.data()),
+           metadata.save_id.bytes.size()});
+  bool has_sums = true;
+  for (const DataFile& file : metadata.files) {
+    out.String(file.name);
+    out.U64(file.size);
+    out.U64(file.data_begin);
+    out.U32(file.header_crc32c);
+    for (const std::uint32_t crc : file.block_crc32c) {
+      out.U32(crc);
+    }
+    has_sums = has_sums && (file.size == 0 || !file.block_crc32c.empty());
+  }
+  if (!has_sums && !remote) {
+    return std::nullopt;
+  }
+  out.String(has_sums ? "" : directory);
+  return Xxh3(AsByteSpan(text));
+}
+
 namespace {
 
 using Ranks = std::vector<std::size_t>;
 /// Ranks that share their reads: where all do, under no digest, else by that of their parts.
 using Groups = std::map<Hash128, Ranks>;
+
+/// Returns a group without the addresses of ranks of other nodes that this one never asks: as
+/// PeerReads has it, a rank asks the owner of number n if n is its place, modulo the ranks of its
+/// node.
+ReadGroup AsAsked(ReadGroup group) {
+  std::size_t all = 0;
+  for (const auto& node : group.nodes) {
+    all += node.size();
+  }
+  const std::size_t step = std::gcd(all, group.nodes[group.node].size());
+  std::size_t owner = 0;
+  for (std::size_t node = 0; node < group.nodes.size(); ++node) {
+    for (std::string& address : group.nodes[node]) {
+      if (node != group.node && owner % step != group.place % step) {
+        address.clear();
+      }
+      ++owner;
+    }
+  }
+  return group;
+}
 
 /// Lets ranks read for each other, `kMostNodes` nodes together.
 void ShareBySockets(std::span<const ReadNeed> needs, const Ranks& ranks,
@@ -199,6 +247,7 @@ void ShareBySockets(std::span<const ReadNeed> needs, const Ranks& ranks,
   }
   for (auto begin = by_node.begin(); begin != by_node.end();) {
     ReadGroup group;
+    group.remote = needs[ranks.front()].remote;
     auto end = begin;
     for (; end != by_node.end() && group.nodes.size() < kMostNodes; ++end) {
       auto& addresses = group.nodes.emplace_back();
@@ -208,7 +257,7 @@ void ShareBySockets(std::span<const ReadNeed> needs, const Ranks& ranks,
     }
     for (; begin != end; ++begin, ++group.node) {
       for (group.place = 0; group.place < begin->second.size(); ++group.place) {
-        (*sharing)[begin->second[group.place]] = group;
+        (*sharing)[begin->second[group.place]] = AsAsked(group);
       }
     }
   }
@@ -236,7 +285,7 @@ std::vector<ReadGroup> ShareReads(const Metadata& metadata, std::span<const Read
     asked += remote ? 0 : std::min(node.bytes, there);
   }
   const bool all_share = ReadsTwice(asked, stretches.BytesIn(all.stretches));
-  Groups by_sockets;
+  std::map<Hash128, Groups> by_sockets;         // By the digest of the files.
   std::map<std::string_view, Groups> by_cache;  // By node.
   for (std::size_t rank = 0; rank < needs.size(); ++rank) {
     const ReadNeed& need = needs[rank];
@@ -244,7 +293,7 @@ std::vector<ReadGroup> ShareReads(const Metadata& metadata, std::span<const Read
       by_cache[need.node][node_shares[need.node] ? Hash128{} : need.parts].push_back(rank);
     }
     if (!need.node.empty() && !need.address.empty()) {
-      by_sockets[all_share ? Hash128{} : need.parts].push_back(rank);
+      by_sockets[need.files][all_share ? Hash128{} : need.parts].push_back(rank);
     }
   }
   std::vector<ReadGroup> sharing(needs.size());
@@ -256,12 +305,14 @@ std::vector<ReadGroup> ShareReads(const Metadata& metadata, std::span<const Read
       }
     }
   }
-  for (const auto& [parts, ranks] : by_sockets) {
-    const bool one_node = std::all_of(ranks.begin(), ranks.end(), [&](std::size_t rank) {
-      return needs[rank].node == needs[ranks.front()].node;
-    });
-    if (ranks.size() > 1 && (remote || !one_node)) {
-      ShareBySockets(needs, ranks, &sharing);
+  for (const auto& [files, groups] : by_sockets) {
+    for (const auto& [parts, ranks] : groups) {
+      const bool one_node = std::all_of(ranks.begin(), ranks.end(), [&](std::size_t rank) {
+        return needs[rank].node == needs[ranks.front()].node;
+      });
+      if (ranks.size() > 1 && (remote || !one_node)) {
+        ShareBySockets(needs, ranks, &sharing);
+      }
     }
   }
   return sharing;

@@ -1,5 +1,6 @@
 #include "share/sharing.h"
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -159,7 +160,10 @@ TEST(ShareReads, ReplicasOfSeveralNodesReadForEachOther) {
       StoredByRows(4), std::vector{Reachable("a", 1, 100, "0"), Reachable("b", 1, 100, "1"),
                                    Reachable("a", 1, 100, "2"), Reachable("b", 1, 100, "3")});
   for (std::uint32_t rank = 0; rank < 4; ++rank) {
-    EXPECT_EQ(groups[rank].nodes, (Nodes{{"0", "2"}, {"1", "3"}}));
+    // Of the other node a rank asks the one at its own place.
+    EXPECT_EQ(groups[rank].nodes,
+              (std::array{Nodes{{"0", "2"}, {"1", ""}}, Nodes{{"0", ""}, {"1", "3"}},
+                          Nodes{{"0", "2"}, {"", "3"}}, Nodes{{"", "2"}, {"1", "3"}}}[rank]));
     EXPECT_EQ(groups[rank].node, rank % 2);
     EXPECT_EQ(groups[rank].place, rank / 2);
   }

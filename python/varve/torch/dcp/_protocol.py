@@ -108,7 +108,7 @@ def load_steps(
     def read_data(plan: Any) -> None:
         reader.read_data(hooks.finish_plan(plan), hooks).wait()
 
-    with getattr(reader, "serving", contextlib.nullcontext)():
+    with getattr(reader, "_varve_reads_together", contextlib.nullcontext)():
         plan = ranks.combine(
             "plan", lambda: step(local_step), lambda plans: step(global_step, plans)
         )

@@ -73,7 +73,7 @@ class FileSystemReader(filesystem.FileSystemReader):
         self._planned: states.LoadRequest | None = None
 
     @contextlib.contextmanager
-    def serving(self) -> Iterator[None]:
+    def _varve_reads_together(self) -> Iterator[None]:
         """Lets ranks read for those of other nodes; it ends when all have read, or one has failed."""
         self._serves = True
         try:
@@ -182,8 +182,8 @@ class FileSystemReader(filesystem.FileSystemReader):
         if isinstance(planner, PlainLoadPlanner):
             reader, request = planner.reader, planner.request
         if isinstance(plan.storage_data, _Reads) and plan.storage_data.sharing:
-            reader.begin_sharing(plan.storage_data.sharing)
             self._serving = reader if self._serves else None
+            reader.begin_sharing(plan.storage_data.sharing)
         self._choose_values(reader)
         PlanReader(reader, self.storage_data).read(plan, planner, request)
         future: Future[None] = Future()
