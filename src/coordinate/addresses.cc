@@ -8,6 +8,8 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <sstream>
 
 #include <arpa/inet.h>
@@ -150,6 +152,18 @@ std::vector<std::string> OfRoutes() {
   return others;
 }
 
+/// Returns OfRoutes, found once in a process for each MASTER_ADDR: a name service may take seconds.
+std::vector<std::string> KnownRoutes() {
+  static std::mutex& mutex = *new std::mutex;
+  static auto& known = *new std::map<std::string, std::vector<std::string>>;  // Guarded by it.
+  const std::scoped_lock lock(mutex);
+  std::vector<std::string>& found = known[Environment("MASTER_ADDR")];
+  if (found.empty()) {
+    found = OfRoutes();
+  }
+  return found;
+}
+
 Status SystemError(const std::string& what, int error) {
   return Unavailable(what + ": " + std::strerror(error)).With({.system_error = error});
 }
@@ -218,7 +232,7 @@ Result<std::pair<Socket, Address>> Listen() {
   address.host = ThisHost();
   address.names = OfInterfaces();
   if (address.names.empty()) {
-    address.names = OfRoutes();
+    address.names = KnownRoutes();
   }
   address.token = RandomHex();
   return std::pair(std::move(*socket), std::move(address));
