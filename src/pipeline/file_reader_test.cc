@@ -148,8 +148,8 @@ TEST(ReadFiles, LeavesWhatSeveralRanksReadInThePageCache) {
   Random random(7);
   const test::TempDir dir;
   BufferPool pool(0);
-  StoredFile stored(dir / "data", 3 * kPoolBlockBytes, kBlock, &random);
-  const Dims chunk{3 * kPoolBlockBytes / kBlock, kBlock};
+  StoredFile stored(dir / "data", 10 * kBlock, kBlock, &random);
+  const Dims chunk{10, kBlock};
   for (const std::uint32_t place : {0, 1, 2}) {
     const auto file = stored.Open(false);
     Wanted wanted{kHeader, chunk, {{0, 0}, chunk}};
