@@ -24,9 +24,9 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "numbers go as they are in memory");
 
-/// Time to connect.
+/// Time to connect, and to be greeted then.
 constexpr auto kConnect = std::chrono::seconds(3);
-/// Time for a greeting, and longest time in which an answer does not move on.
+/// Longest time in which an answer does not move on, and in which one that connects says who it is.
 constexpr auto kLongestWait = std::chrono::seconds(10);
 
 using Numbers = std::array<std::uint64_t, 3>;
@@ -95,10 +95,11 @@ Status ReceiveAll(const Socket& socket, int wake, std::vector<iovec> memory,
   return MoveAll<::recvmsg, POLLIN>(socket.get(), wake, limit, std::move(memory));
 }
 
-/// Receives a short text, all of it within kLongestWait.
-Result<std::string> ReceiveText(const Socket& socket, int wake, std::size_t size) {
+/// Receives a short text, all of it in time.
+Result<std::string> ReceiveText(const Socket& socket, int wake, std::size_t size,
+                                std::chrono::seconds limit) {
   std::string text;
-  const TimePoint until = Now() + kLongestWait;
+  const TimePoint until = Now() + limit;
   while (text.size() < size) {
     VARVE_RETURN_IF_ERROR(Await(socket.get(), POLLIN, wake, until));
     char byte = 0;
@@ -129,7 +130,8 @@ Result<PeerLink> PeerLink::To(const Address& address, int wake) {
   std::string mine = Half(address.token, false);
   VARVE_RETURN_IF_ERROR(SendAll(link.socket_, wake, {{mine.data(), mine.size()}}));
   const std::string want = Half(address.token, true);
-  VARVE_ASSIGN_OR_RETURN(const std::string given, ReceiveText(link.socket_, wake, want.size()));
+  VARVE_ASSIGN_OR_RETURN(const std::string given,
+                         ReceiveText(link.socket_, wake, want.size(), kConnect));
   return given == want ? Result<PeerLink>(std::move(link))
                        : Unavailable("another program listens at " + ToString(address));
 }
@@ -160,7 +162,8 @@ Result<bool> PeerLink::Fetch(const PeerRequest& request, bool has_sum, std::chro
 
 Result<bool> PeerLink::Greet(std::string_view token) {
   const std::string want = Half(token, false);
-  VARVE_ASSIGN_OR_RETURN(const std::string given, ReceiveText(socket_, wake_, want.size()));
+  VARVE_ASSIGN_OR_RETURN(const std::string given,
+                         ReceiveText(socket_, wake_, want.size(), kLongestWait));
   if (given != want) {
     return false;
   }
