@@ -256,6 +256,17 @@ TEST_F(ReadsOfPeers, ARankThatCannotBeReachedCostsTheOthersItsPartAlone) {
   EXPECT_EQ(ReadAll(), kCells + 3);  // Each has read cells 1, 4 and 7.
 }
 
+TEST_F(ReadsOfPeers, ARankThatHangsIsReadFor) {
+  Add("a");
+  Add("b");
+  auto listened = Listen();  // Whose process is stopped: the system takes its connections.
+  ASSERT_TRUE(IsOk(listened));
+  Agree([&](ReadGroup* group) { group->nodes[1].front() = EncodeFields(listened->second); });
+  EXPECT_TRUE(IsOk(ranks_[0]->Read()));
+  EXPECT_TRUE(ranks_[0]->IsRight());
+  EXPECT_EQ(ranks_[0]->seen.reads(), kCells);
+}
+
 TEST_F(ReadsOfPeers, ARankWhoseStorageFailsIsReadFor) {
   Add("a");
   Add("b");
