@@ -160,9 +160,9 @@ struct LoadOptions {
   /// them through its page cache. Ranks of several nodes, and all whose files are on a server, read
   /// a part each and send it to the others over sockets, at most 32 nodes together. For that each
   /// takes up to 400 MiB of memory, 900 MiB on many nodes. A rank that finds storage several times
-  /// faster, or reaches no other rank, reads for itself. Nodes are told apart by the system's boot
-  /// id, or by the environment variable VARVE_NODE. False: each rank reads for itself, past the
-  /// cache.
+  /// faster, or reaches no other rank, reads for itself. So do those of several nodes where files
+  /// on a disk have no checksums of blocks. Nodes are told apart by the system's boot id, or by the
+  /// environment variable VARVE_NODE. False: each rank reads for itself, past the cache.
   bool share = true;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// Reads at most this far apart become one.
