@@ -204,8 +204,8 @@ class CheckpointReader {
   Status BeginSharing(const std::string& sharing);
   /// From now on reads for itself alone, and no longer for others. Not during a read.
   void EndSharing();
-  /// Returns LoadReport::shared_bytes of all reads since Open.
-  [[nodiscard]] std::uint64_t shared_bytes() const;
+  /// Returns LoadReport::storage_bytes of all reads of tensors and values since Open.
+  [[nodiscard]] std::uint64_t storage_bytes() const;
 
   /// Makes reads of files in their order, each call a little of many files, fetch no block twice:
   /// keeps the last block of each file from now on, `max_bytes` in all. Not during a read.

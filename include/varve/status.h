@@ -63,6 +63,8 @@ struct ErrorDetails {
   /// The ranks that failed, in the order of their numbers, the first 64 of them. Empty for an error
   /// that ranks did not exchange.
   std::vector<RankFailure> failures;
+  /// Of a load: which of this rank's targets hold new bytes, in words.
+  std::string destination{};
   friend bool operator==(const ErrorDetails&, const ErrorDetails&) = default;
 };
 

@@ -39,8 +39,10 @@ constexpr const char* kLoadReportDoc =
 
 Attributes:
     loaded: Tensors and plain values that this rank has got.
-    bytes_read: From storage, by this rank; whole checksum blocks.
-    shared_bytes: Of these, the bytes read through the page cache, together with other ranks of this node.
+    bytes_read: Bytes of tensors that this rank has read, whole checksum blocks, from wherever they came.
+    storage_bytes: Bytes that this rank asked storage for, for itself and for ranks that it read for. What was in the
+        page cache or in the agent's memory, or came from another rank, is not in it. Of what ranks of a node read
+        through its page cache each counts a part.
     bytes_from_agent: Of bytes_read, the bytes that came from the memory of this node's agent.
     device_bytes: Bytes that the engine copied to CUDA devices, as their tensors hold them.
     copied_ahead: CopiedAhead: the tensors on devices that torch filled from the CPU, one at a time.
@@ -336,7 +338,7 @@ void BindReader(nb::module_& module) {
   Bound<PythonLoadReport>(module, "LoadReport", kLoadReportDoc)
       .Field("loaded", &LoadReport::loaded)
       .Field("bytes_read", &LoadReport::bytes_read)
-      .Field("shared_bytes", &LoadReport::shared_bytes)
+      .Field("storage_bytes", &LoadReport::storage_bytes)
       .Field("bytes_from_agent", &PythonLoadReport::bytes_from_agent)
       .Field("device_bytes", &LoadReport::device_bytes)
       .Field("copied_ahead", &LoadReport::copied_ahead)

@@ -110,7 +110,7 @@ def load_into_shared_memory_on_one_rank(rank: int, size: int, path: str) -> None
 def load_and_count(
     rank: int, size: int, path: str, layout: str, by: str, share: bool
 ) -> tuple[int, int]:
-    """Returns the bytes that this process had from the disk, and those of the report that were shared."""
+    """Returns the bytes that this process had from the disk, and those of the report."""
     mesh = init_device_mesh("cpu", (size,))
     placement = {"columns": Shard(1), "rows": Shard(0)}.get(layout, Replicate())
     tensor: Any = torch.zeros(4096, 4096)
@@ -128,7 +128,7 @@ def load_and_count(
     read = bytes_from_disk() - before
     whole = tensor if layout == "plain" else tensor.full_tensor()
     assert torch.equal(whole, numbered())
-    return read, 0 if report is None else report.shared_bytes
+    return read, 0 if report is None else report.storage_bytes
 
 
 def load_as_of_two_nodes(rank: int, size: int, path: str, layout: str, by: str) -> tuple[int, int]:

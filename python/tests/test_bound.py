@@ -121,7 +121,7 @@ def test_reports_are_values() -> None:
     for other in (pickle.loads(pickle.dumps(first)), copy.deepcopy(first)):
         assert type(other) is varve.LoadReport and other == first
     assert repr(first) == (
-        "LoadReport(loaded=3, bytes_read=0, shared_bytes=0, bytes_from_agent=0, device_bytes=0, "
+        "LoadReport(loaded=3, bytes_read=0, storage_bytes=0, bytes_from_agent=0, device_bytes=0, "
         "copied_ahead=CopiedAhead(tensors=0, problem=''), seconds=0.5, missing=['a'], "
         "unexpected=[], mismatched=[], kept=[], merged=[], resized=[], phases=[])"
     )

@@ -84,7 +84,7 @@ def test_ranks_of_a_node_read_what_they_all_need_once_from_the_disk(
     by_rank = run_ranks(3, jobs.load_and_count, cold, layout, by, True)
     assert _ALL <= sum(read for read, _ in by_rank) <= _ALL + _MORE
     if by == "varve.torch.load":
-        assert all((shared > 0) == (layout != "rows") for _, shared in by_rank)
+        assert sum(asked for _, asked in by_rank) <= _ALL + _MORE
 
 
 @pytest.mark.parametrize("by", ["varve.torch.load", "varve.torch.dcp"])
@@ -93,7 +93,7 @@ def test_ranks_of_two_nodes_do_so_too(by: str, layout: str, cold: str) -> None:
     by_rank = run_ranks(4, jobs.load_as_of_two_nodes, cold, layout, by)
     assert _ALL <= sum(read for read, _ in by_rank) <= _ALL + _MORE
     if by == "varve.torch.load":
-        assert all(shared >= _ALL for _, shared in by_rank)
+        assert _ALL <= sum(asked for _, asked in by_rank) <= _ALL * 1.5
 
 
 @pytest.mark.parametrize("by", ["varve.torch.load", "varve.torch.dcp"])
@@ -115,7 +115,7 @@ def test_ranks_that_do_not_share_ask_an_object_store_each(tmp_path: Path) -> Non
 
 def test_ranks_that_do_not_share_each_read_for_themselves(cold: str) -> None:
     by_rank = run_ranks(3, jobs.load_and_count, cold, "replicated", "varve.torch.load", False)
-    assert all(read >= _ALL and shared == 0 for read, shared in by_rank)
+    assert all(read >= _ALL and asked >= _ALL for read, asked in by_rank)
 
 
 def test_a_plan_of_entries_that_are_not_stored_is_still_made(tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ def _names_near(keys: Iterable[str], names: list[str]) -> list[str]:
         begin = key if special is None else key[: special.start()].rpartition(".")[0]
         if begin:
             found.update((one + key[len(begin) :], None) for one in _near(begin, names))
+            found.pop(key, None)
     return list(found)
 
 

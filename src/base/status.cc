@@ -52,6 +52,9 @@ Status Status::With(ErrorDetails details) && {
   if (details_.failures.empty()) {
     details_.failures = std::move(details.failures);
   }
+  if (details_.destination.empty()) {
+    details_.destination = std::move(details.destination);
+  }
   return std::move(*this);
 }
 

@@ -33,15 +33,15 @@
 //     messages from being taken for those of another call.
 //  9. A rank that waits logs for which ranks, after half a minute and at doubling intervals. Rank 0
 //     sends the others the ranks that it waits for; ranks that write send rank 0 how far they are.
-// 10. The channel of a background is made in a call of this one, and no rank leaves that call
-//     before rank 0 has accepted every connection: a rank that is ready first may close its end at
-//     once, and would refuse those that are still to connect.
+// 10. The channel of a background is made in a call of this one. No rank leaves that call before
+//     rank 0 has accepted all connections: if rank 0 closed its end, the others would be refused.
 
 #include "coordinate/channel_state.h"
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <string_view>
 
@@ -192,7 +192,7 @@ void ChannelState::TellPast(const std::string& name) {
 
 void ChannelState::Await(int source, double seconds, TimePoint now) {
   waits_for_ = source;
-  wait_ = {source, now, After(now, seconds), now + first_notice_};
+  wait_ = {source, now, After(now, seconds), now + first_notice_, seconds};
 }
 
 std::optional<Result<std::string>> ChannelState::Poll(bool interrupted, TimePoint now,
@@ -231,7 +231,7 @@ Result<TimePoint> ChannelState::WaitsUntil(const Peer& peer, bool interrupted) c
   if (peer.call == number_ && peer.calls.open()) {
     return Unavailable("has left this call and begun another one");
   }
-  if (!doomed_.empty()) {
+  if (!doomed_.empty() && peer.rank != doomed_by_) {
     return NotWaitedFor(doomed_, doomed_by_);
   }
   TimePoint until = wait_.deadline;
@@ -250,7 +250,8 @@ Result<TimePoint> ChannelState::WaitsUntil(const Peer& peer, bool interrupted) c
 
 std::string ChannelState::WhyLate(const Peer& peer) const {
   if (peer.call == number_) {
-    return "no answer before the deadline" + (peer.note.empty() ? "" : "; " + peer.note);
+    return "no answer before the deadline of " + InSeconds(std::round(wait_.seconds * 10) / 10) +
+           (peer.note.empty() ? "" : "; " + peer.note);
   }
   if (rank_ == 0 && peer.calls.open()) {
     return "calls " + peer.calls.open()->name + "; " + kAllHaveToCall;
@@ -296,7 +297,7 @@ bool ChannelState::IsWaitedFor(const Peer& peer) const {
                       [&](const Frame& frame) { return frame.call == peer.calls.joined(); });
 }
 
-/// Returns true when rank 0 is known to wait for a rank that has not made this call.
+/// Returns true when rank 0 is known to wait for a rank that is not in this call.
 bool ChannelState::SomeHaveNotCome() const {
   if (rank_ != 0) {
     return peers_.at(0).waits_for_absent;

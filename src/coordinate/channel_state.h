@@ -102,6 +102,7 @@ class ChannelState {
     TimePoint start{};
     TimePoint deadline{};
     TimePoint next_notice{};
+    double seconds = 0;  ///< From start to deadline.
   };
 
   [[nodiscard]] Result<TimePoint> WaitsUntil(const Peer& peer, bool interrupted) const;

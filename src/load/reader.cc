@@ -48,7 +48,7 @@ struct CheckpointReader::Impl {
   const std::unique_ptr<StorageLock> hold;  // Keeps the checkpoint from being pruned.
   CheckpointFiles files;
   SharedReads sharing;
-  std::atomic<std::uint64_t> shared_bytes{0};
+  std::atomic<std::uint64_t> storage_bytes{0};
   std::mutex mutex;  // Guards `phases`.
   std::vector<Phase> phases;
 
@@ -94,7 +94,7 @@ namespace {
 // Most bytes of a compressed plain value; tensors know their size.
 constexpr std::uint64_t kMaxObjectBytes = std::uint64_t{1} << 30;
 
-/// Returns "3 of 8 targets are partly or wholly overwritten: a, b, c".
+/// Returns "the destination is partly written: a, b, c".
 std::string DescribeTouched(const std::vector<bool>& touched,
                             const std::function<std::string(std::uint32_t)>& owner_name) {
   constexpr std::size_t kMaxNamed = 20;
@@ -105,13 +105,10 @@ std::string DescribeTouched(const std::vector<bool>& touched,
       names += (names.empty() ? "" : ", ") + owner_name(static_cast<std::uint32_t>(i));
     }
   }
-  if (count == 0) {
-    return "no target was written to";
-  }
   if (count > kMaxNamed) {
     names += " and " + std::to_string(count - kMaxNamed) + " more";
   }
-  return "the destination is partly written: " + names;
+  return count == 0 ? "no target was written to" : "the destination is partly written: " + names;
 }
 
 /// Returns the record that holds an extent of a file whose index lists its records.
@@ -165,7 +162,7 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
   if (kind == Kind::kTensors) {
     gives_up = sharing.Arrange(reads, &read_options);
   }
-  const std::uint64_t before = sharing.bytes_by_peers();
+  const std::uint64_t before = sharing.storage_bytes();
   std::atomic<std::uint64_t> done{0};
   if (options.progress) {
     read_options.on_read = [&](std::uint64_t bytes) {
@@ -174,11 +171,14 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
   }
   ReadOutcome outcome = ReadFiles(reads, owner_count, BufferPool::Shared(), read_options);
   Add(kind, outcome);
-  shared_bytes += outcome.shared_bytes + sharing.bytes_by_peers() - before;
+  storage_bytes +=
+      read_options.order.delay ? sharing.storage_bytes() - before : outcome.storage_bytes;
+
   if (!outcome.status.ok()) {
-    return Status(outcome.status.code(),
-                  outcome.status.message() + "; " + DescribeTouched(outcome.touched, owner_name))
-        .With(outcome.status.details());
+    const std::string touched = DescribeTouched(outcome.touched, owner_name);
+    return Status(outcome.status.code(), outcome.status.message() + "; " + touched)
+        .With(outcome.status.details())
+        .With({.destination = touched});
   }
   return outcome.bytes_read;
 }
@@ -303,7 +303,7 @@ Status CheckpointReader::BeginSharing(const std::string& sharing) {
 
 void CheckpointReader::EndSharing() { impl_->sharing.End(); }
 
-std::uint64_t CheckpointReader::shared_bytes() const { return impl_->shared_bytes; }
+std::uint64_t CheckpointReader::storage_bytes() const { return impl_->storage_bytes; }
 
 void CheckpointReader::KeepTails(std::uint64_t max_bytes) { impl_->files.KeepTails(max_bytes); }
 

@@ -5,8 +5,7 @@
 //    blocks are checked there;
 //  - not cached: the unit is read past the cache into a pool block, each checksum block is checked
 //    there and then copied.
-// Where several ranks of a node read the same, all units count as cached: one rank's read brings
-// them into the cache, the others' find them there (read_units.h).
+// Where ranks of a node read the same, all units count as cached: one's read brings them there.
 // Memory that is strided in small steps always takes a pool block in between, and so does memory of
 // a device: all of a unit is checked in the block before any of it is copied to a device, by one
 // call. The thread waits for the copy, while others read and check.
@@ -84,7 +83,7 @@ class Reader {
       outcome.status = sums_[f]->Check(options_.owner_name);
     }
     outcome.bytes_read = bytes_read_;
-    outcome.shared_bytes = shared_bytes_;
+    outcome.storage_bytes = storage_bytes_;
     const auto most =
         std::max<std::size_t>(std::min(units_.size(), static_cast<std::size_t>(threads_)), 1);
     const auto mean = [&](const std::atomic<std::int64_t>& nanoseconds) {
@@ -122,7 +121,8 @@ class Reader {
     RecordSums::Piece sums(sums_[unit.file].get(), unit.range.begin);
     Stopwatch watch;
     const std::optional<int> device = DeviceOf(unit);
-    const bool cached = IsShared(unit) || file.IsCached(unit.range.begin, size);
+    const bool was_cached = file.IsCached(unit.range.begin, size);
+    const bool cached = was_cached || IsShared(unit);
     if (device) {
       VARVE_RETURN_IF_ERROR(ReadThroughBlock(unit, cached, device, &sums, &watch));
     } else if (cached) {
@@ -144,7 +144,7 @@ class Reader {
     }
     sums.Finish();
     bytes_read_ += size;
-    shared_bytes_ += IsShared(unit) ? size : 0;
+    storage_bytes_ += was_cached || !unit.own ? 0 : size;
     if (options_.on_read) {
       options_.on_read(size);
     }
@@ -481,7 +481,7 @@ class Reader {
   std::vector<std::unique_ptr<RecordSums>> sums_;  // By file.
   std::vector<std::atomic<bool>> touched_;
   std::atomic<std::uint64_t> bytes_read_{0};
-  std::atomic<std::uint64_t> shared_bytes_{0};
+  std::atomic<std::uint64_t> storage_bytes_{0};
   std::atomic<std::int64_t> read_ns_{0};
   std::atomic<std::int64_t> verify_ns_{0};
   std::atomic<std::int64_t> copy_ns_{0};

@@ -83,8 +83,9 @@ struct ReadFilesOptions {
 struct ReadOutcome {
   Status status;
   std::uint64_t bytes_read = 0;
-  std::uint64_t shared_bytes = 0;  ///< Of those, through the page cache, for several ranks.
-  std::vector<bool> touched;       ///< By owner: its memory was written to, at least in part.
+  /// Of those, not in the page cache when they were read, and not another rank's to bring there.
+  std::uint64_t storage_bytes = 0;
+  std::vector<bool> touched;  ///< By owner: its memory was written to, at least in part.
   // The mean over the reading threads. Bytes in the page cache count in `read_seconds` alone.
   double read_seconds = 0;
   double verify_seconds = 0;

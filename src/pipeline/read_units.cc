@@ -16,7 +16,7 @@ void CutIntoCells(std::size_t f, const BlockGeometry& geometry, ByteRange range,
                   std::vector<ReadUnit>* units) {
   while (range.begin < range.end) {
     const std::uint64_t end = CellRange(geometry, CellOf(geometry, range.begin)).end;
-    units->push_back({f, {range.begin, std::min(end, range.end)}});
+    units->push_back({f, {range.begin, std::min(end, range.end)}, true});
     range.begin = end;
   }
 }
@@ -80,7 +80,7 @@ std::vector<ReadUnit> UnitsOf(std::span<const FileReads> files, std::uint64_t ma
       if (order.delay) {
         CutIntoCells(f, reads.geometry, range, &units);
       } else {
-        units.push_back({f, range});
+        units.push_back({f, range, true});
       }
     }
   }
@@ -93,8 +93,12 @@ std::vector<ReadUnit> UnitsOf(std::span<const FileReads> files, std::uint64_t ma
     const std::span<ReadUnit> of_window =
         std::span(units).subspan(at, std::min(window, units.size() - at));
     const std::size_t own = of_window.size() * shared_by.place / shared_by.ranks;
+    const std::size_t next = of_window.size() * (shared_by.place + 1) / shared_by.ranks;
     std::rotate(of_window.begin(), of_window.begin() + static_cast<std::ptrdiff_t>(own),
                 of_window.end());
+    for (ReadUnit& unit : of_window.subspan(next - own)) {
+      unit.own = false;
+    }
   }
   return units;
 }

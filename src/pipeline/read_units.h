@@ -15,6 +15,8 @@ namespace varve {
 struct ReadUnit {
   std::size_t file = 0;
   ByteRange range;
+  bool own =
+      true;  ///< False where another rank that shares the read is to bring it into the cache.
 };
 
 /// Returns the number of the cell that an offset of a file's data lies in. Ranks read cells for each

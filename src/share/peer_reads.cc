@@ -113,25 +113,25 @@ class PeerReads::SharedFile final : public ReadableFile {
   Status ReadAt(std::uint64_t offset, std::span<const std::span<std::byte>> parts) override {
     const std::uint64_t size = BytesOf(parts);
     if (IsMistrusted({offset, offset + size})) {
+      peers_.storage_bytes_ += size;
       return file_.ReadAt(offset, parts);
     }
-    if (!IsCached(offset, size)) {
-      return peers_.Read(number_, file_, offset, parts);
-    }
-    peers_.shared_bytes_ += size;
-    return file_.ReadAt(offset, parts);
+    return IsCached(offset, size) ? file_.ReadAt(offset, parts)
+                                  : peers_.Read(number_, file_, offset, parts);
   }
   /// The reader asks for it where IsCached has said so.
   Status ReadAndSum(std::uint64_t offset, std::span<const std::span<std::byte>> parts,
                     std::uint32_t* crc) override {
-    peers_.shared_bytes_ += BytesOf(parts);
     return file_.ReadAndSum(offset, parts, crc);
   }
   Status ReadUncached(std::uint64_t offset, std::byte* buffer, std::uint64_t size,
                       std::uint64_t capacity) override {
     const std::span<std::byte> part(buffer, size);
-    return peers_.alone_ ? file_.ReadUncached(offset, buffer, size, capacity)
-                         : ReadAt(offset, std::span(&part, 1));
+    if (!peers_.alone_) {
+      return ReadAt(offset, std::span(&part, 1));
+    }
+    peers_.storage_bytes_ += size;
+    return file_.ReadUncached(offset, buffer, size, capacity);
   }
   [[nodiscard]] std::string version() const override { return file_.version(); }
   bool Forget(std::uint64_t offset, std::uint64_t size) override {
@@ -307,12 +307,12 @@ Status PeerReads::Read(std::uint32_t number, ReadableFile& file, std::uint64_t o
       }
       shared = filled.ok();
     }
-    if (!shared) {
+    if (shared) {
+      Compare();
+    } else {
+      storage_bytes_ += range.end - range.begin;
       VARVE_RETURN_IF_ERROR(file.ReadAt(range.begin, of_cell));
-      continue;
     }
-    shared_bytes_ += range.end - range.begin;
-    Compare();
   }
   return Status::Ok();
 }
@@ -333,11 +333,13 @@ Result<std::shared_ptr<Cell>> PeerReads::Filled(std::uint32_t number, ReadableFi
       others_.Add(memory.size(), begin);
       return Status::Ok();
     }
+    const bool was_cached = !remote_ && file.IsCached(missing.begin, memory.size());
     // What goes through a page cache is still there when a rank that is behind asks for it.
     Status read = remote_ ? file.ReadUncached(missing.begin, memory.data(), memory.size(),
                                               RoundUp(memory.size(), kDirectAlignment))
                           : file.ReadAt(missing.begin, memory);
     storage_.Add(memory.size(), begin);
+    storage_bytes_ += was_cached ? 0 : memory.size();
     return read;
   }));
   return cell;

@@ -54,8 +54,8 @@ class PeerReads {
   [[nodiscard]] ReadOrder Order() const;
   /// Ends the waits for other ranks of reads under way, and of later ones.
   void GiveUp();
-  /// Returns how many bytes were read by way of the group.
-  [[nodiscard]] std::uint64_t shared_bytes() const { return shared_bytes_; }
+  /// Returns how many bytes this rank has asked storage for, for itself and for others.
+  [[nodiscard]] std::uint64_t storage_bytes() const { return storage_bytes_; }
 
  private:
   class SharedFile;
@@ -127,7 +127,7 @@ class PeerReads {
   std::atomic<bool> alone_{false};  // The storage is faster, or the other ranks are out of reach.
   std::atomic<int> reached_{0};     // How many connections were made,
   std::atomic<int> refused_{0};     // and how many could not be.
-  std::atomic<std::uint64_t> shared_bytes_{0};
+  std::atomic<std::uint64_t> storage_bytes_{0};
   std::thread accepts_;
   std::list<Served> serves_;  // Of `accepts_`; after it has ended, of the destructor.
 };

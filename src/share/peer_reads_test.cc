@@ -123,6 +123,7 @@ struct Rank {
   Box box;
   bool remote = false;
   std::unique_ptr<CheckpointReader> reader;
+  std::uint64_t storage_before = 0;
   std::vector<float> memory;
 };
 
@@ -167,6 +168,7 @@ class ReadsOfPeers : public testing::Test {
       }
       ASSERT_TRUE(IsOk(ranks_[i]->reader->BeginSharing(EncodeFields(*group))));
       ranks_[i]->seen.Forget();
+      ranks_[i]->storage_before = ranks_[i]->reader->storage_bytes();
     }
   }
   /// Reads on all ranks at once, and checks the values; returns how often storage was read.
@@ -185,6 +187,15 @@ class ReadsOfPeers : public testing::Test {
     return reads;
   }
 
+  /// Returns the bytes that the ranks say they have asked storage for, together.
+  [[nodiscard]] std::uint64_t StorageBytes() const {
+    std::uint64_t bytes = 0;
+    for (const auto& rank : ranks_) {
+      bytes += rank->reader->storage_bytes() - rank->storage_before;
+    }
+    return bytes;
+  }
+
   MemoryStorage storage_{{.cached = false}};
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
@@ -195,7 +206,7 @@ TEST_F(ReadsOfPeers, EachCellIsReadFromStorageOnceByRanksOfTwoNodes) {
   }
   Agree();
   EXPECT_EQ(ReadAll(), kCells);
-  EXPECT_EQ(ranks_[0]->reader->shared_bytes(), kBytes);
+  EXPECT_EQ(StorageBytes(), kBytes);
 }
 
 TEST_F(ReadsOfPeers, ColumnsOfRowsAreReadFromStorageOnce) {
@@ -238,12 +249,8 @@ TEST_F(ReadsOfManyFiles, EachIsReadOnceByRanksOfTwoNodes) {
     Add(node);
   }
   Agree();
-  std::uint64_t shared = 0;
   ReadAll();
-  for (auto& rank : ranks_) {
-    shared += rank->reader->shared_bytes();
-  }
-  EXPECT_EQ(shared, 3 * kBytes);
+  EXPECT_EQ(StorageBytes(), kBytes);
 }
 
 TEST_F(ReadsOfPeers, ARankThatCannotBeReachedCostsTheOthersItsPartAlone) {

@@ -82,6 +82,6 @@ std::unique_ptr<SharedReads::GivesUp> SharedReads::Arrange(std::span<FileReads> 
   return std::make_unique<GivesUp>(options->stop, [this] { peers_->GiveUp(); });
 }
 
-std::uint64_t SharedReads::bytes_by_peers() const { return by_peers_ ? peers_->shared_bytes() : 0; }
+std::uint64_t SharedReads::storage_bytes() const { return by_peers_ ? peers_->storage_bytes() : 0; }
 
 }  // namespace varve

@@ -42,8 +42,9 @@ class SharedReads {
   using GivesUp = std::stop_callback<std::function<void()>>;
   /// Has the reads of files go as the ranks have agreed. To be kept until they have been made.
   std::unique_ptr<GivesUp> Arrange(std::span<FileReads> reads, ReadFilesOptions* options);
-  /// Returns how many bytes were read as one of a group of ranks that read for each other.
-  [[nodiscard]] std::uint64_t bytes_by_peers() const;
+  /// Returns how many bytes this rank has asked storage for since Begin, where ranks read for each
+  /// other: the reads that Arrange has set up do not count them.
+  [[nodiscard]] std::uint64_t storage_bytes() const;
 
  private:
   const Metadata& metadata_;
