@@ -201,3 +201,12 @@ def load_with_an_entry_of_the_readers_own(rank: int, size: int, path: str) -> fl
     torch_dcp.load(state, storage_reader=_OwnEntries(path))
     assert torch.equal(state["w"], torch.ones(4))
     return float(state["extra"][0])
+
+
+def load_a_tensor_each(rank: int, size: int, path: str) -> str:
+    """Returns the error of a load in which each rank wants a tensor of its own."""
+    try:
+        varve.torch.load({str(rank): torch.zeros(1 << 20)}, path)
+    except varve.CorruptCheckpointError as error:
+        return str(error)
+    return ""

@@ -38,6 +38,7 @@ def test_a_key_that_is_misspelt_is_named_with_what_it_may_mean(tmp_path: Path) -
         ("model.layer", "is it model.layers?"),
         ("model.layers.0.v", "is it model.layers.0.w?"),
         ("modle.*", "is it model.*?"),
+        ("model.x*", "at the top are model, step"),
         ("layers.1", "is it model.layers.1?"),
         ("layers.1.w", "is it model.layers.1.w?"),
         ("nothing", "at the top are model, step"),

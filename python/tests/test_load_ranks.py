@@ -118,6 +118,21 @@ def test_ranks_that_do_not_share_each_read_for_themselves(cold: str) -> None:
     assert all(read >= _ALL and asked >= _ALL for read, asked in by_rank)
 
 
+def test_an_error_tells_each_rank_of_its_own_destination(tmp_path: Path) -> None:
+    path = tmp_path / "step"
+    varve.torch.save({"0": torch.ones(1 << 20), "1": torch.ones(1 << 20)}, path)
+    [data] = path.glob("*.safetensors")
+    with data.open("r+b") as file:
+        file.seek(-4096, os.SEEK_END)  # In the last tensor.
+        file.write(b"damage")
+    of_0, of_1 = run_ranks(2, jobs.load_a_tensor_each, str(path))
+    damage = "rank 1: " + str(data)
+    assert damage in of_0 and damage in of_1
+    assert of_0.endswith("; this rank's destination holds what was to be loaded")
+    assert of_1.endswith('; the destination is partly written: tensor "1"')
+    assert "partly written" not in of_0
+
+
 def test_a_plan_of_entries_that_are_not_stored_is_still_made(tmp_path: Path) -> None:
     path = str(tmp_path / "step")
     varve.torch.save({"w": torch.ones(4)}, path)
