@@ -200,7 +200,7 @@ class CheckpointReader {
       std::span<const std::string> needs) const;
   /// From now on reads together with the ranks that need the same bytes: see LoadOptions::share.
   /// Not during a read. Errors: DataLoss for a message that is none of ShareNeeds;
-  /// FailedPrecondition between an earlier call and EndSharing.
+  /// FailedPrecondition where ranks read for each other already.
   Status BeginSharing(const std::string& sharing);
   /// From now on reads for itself alone, and no longer for others. Not during a read.
   void EndSharing();

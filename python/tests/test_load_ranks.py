@@ -128,7 +128,7 @@ def test_an_error_tells_each_rank_of_its_own_destination(tmp_path: Path) -> None
     of_0, of_1 = run_ranks(2, jobs.load_a_tensor_each, str(path))
     damage = "rank 1: " + str(data)
     assert damage in of_0 and damage in of_1
-    assert of_0.endswith("; this rank's destination holds what was to be loaded")
+    assert of_0.endswith("; this rank has read all of its tensors")
     assert of_1.endswith('; the destination is partly written: tensor "1"')
     assert "partly written" not in of_0
 

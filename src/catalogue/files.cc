@@ -170,14 +170,26 @@ std::shared_ptr<ReadableFile> CheckpointFiles::Opened(std::uint32_t number) {
   return wanted.file;
 }
 
+/// Returns how often a file could not be opened, and why the last time.
+std::pair<std::uint64_t, Status> CheckpointFiles::Failed(std::uint32_t number) {
+  const std::scoped_lock lock(mutex_);
+  const auto found = failed_.find(number);
+  return found == failed_.end() ? std::pair<std::uint64_t, Status>() : found->second;
+}
+
 Result<std::shared_ptr<ReadableFile>> CheckpointFiles::Acquire(std::uint32_t number) {
   if (auto file = Opened(number)) {
     return file;
   }
-  // A file of a server is opened by requests: several files at once, but none twice.
+  // A file of a server is opened by requests: several files at once, but none twice. Those that
+  // wait for it take its failure for theirs: each of them would wait for the server as long.
+  const std::uint64_t failures = Failed(number).first;
   const std::scoped_lock opening(opening_[number % opening_.size()]);
   if (auto file = Opened(number)) {
     return file;
+  }
+  if (const auto failed = Failed(number); failed.first != failures) {
+    return failed.second;
   }
   auto file = OpenChecked(index_.metadata.files[number]);
   // An open file stays readable whatever happens to its name. A file that is not open yet may by
@@ -187,9 +199,13 @@ Result<std::shared_ptr<ReadableFile>> CheckpointFiles::Acquire(std::uint32_t num
                               " was overwritten by another save, or removed, while it was being "
                               "read; open it again");
   }
-  VARVE_RETURN_IF_ERROR(file.status());
-  const bool has_descriptor = !(*file)->IsRemote();
+  const bool has_descriptor = file.ok() && !(*file)->IsRemote();
   const std::scoped_lock lock(mutex_);
+  if (!file.ok()) {
+    auto& [times, status] = failed_[number];
+    ++times;
+    return status = file.status();
+  }
   OpenFile& opened = open_[number];
   opened.file = *std::move(file);
   if (has_descriptor) {

@@ -5,11 +5,13 @@
 #include <array>
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <stop_token>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "catalogue/open.h"
@@ -65,6 +67,7 @@ class CheckpointFiles {
   Result<std::shared_ptr<ReadableFile>> Acquire(std::uint32_t number);
 
   std::shared_ptr<ReadableFile> Opened(std::uint32_t number);
+  std::pair<std::uint64_t, Status> Failed(std::uint32_t number);
 
   /// A file that is open, and its place in `used_`, where it has one.
   struct OpenFile {
@@ -80,7 +83,8 @@ class CheckpointFiles {
   std::vector<std::unique_ptr<Pooled>> files_;  // Never replaced once set.
   std::list<std::uint32_t> used_;  // Open files with descriptors, the latest used first.
   std::vector<OpenFile> open_;     // Null where the file is closed.
-  std::uint64_t tail_bytes_ = 0;   // What KeepTails may still take.
+  std::map<std::uint32_t, std::pair<std::uint64_t, Status>> failed_;
+  std::uint64_t tail_bytes_ = 0;  // What KeepTails may still take.
 };
 
 }  // namespace varve

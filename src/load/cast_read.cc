@@ -190,11 +190,9 @@ Result<ReadToDevice> ReadCasting(CheckpointReader& reader, std::span<const Targe
     }
     const auto read = ReadBatch(reader, batch, options, &memory, &copies);
     if (!read.ok()) {
-      return Status(read.status().code(),
-                    read.status().message() +
-                        "; the destination is partly written: tensors that were read before \"" +
-                        batch.front().target->fqn + "\" hold new values")
-          .With(read.status().details());
+      return WithDestination(WithoutDestination(read.status()),
+                             "the destination is partly written: tensors that were read before \"" +
+                                 batch.front().target->fqn + "\" hold new values");
     }
     all.bytes_read += *read;
   }

@@ -293,28 +293,10 @@ Status CheckDifferences(const LoadDifferences& merged, const std::vector<std::st
 }
 
 /// Returns the error of this rank's reads as the others are to see it: without its targets.
-Status WithoutDestination(const Status& read) {
-  if (read.code() == StatusCode::kCancelled) {  // Wherever in a file it was.
-    return Status(read.code(), "was interrupted").With(read.details());
-  }
-  std::string message = read.message();
-  const std::string of_this_rank = "; " + read.details().destination;
-  if (read.details().destination.empty() || !message.ends_with(of_this_rank)) {
-    return read;
-  }
-  message.resize(message.size() - of_this_rank.size());
-  return Status(read.code(), std::move(message)).With(read.details());
-}
-
-/// Returns the error of all ranks with the state of this rank's targets, of which the caller reads.
-Status WithDestination(const Status& agreed, const Status& read) {
-  const std::string& touched = read.details().destination;
-  const std::string state =
-      read.ok() ? "this rank's destination holds what was to be loaded" : touched;
-  return state.empty() ? agreed
-                       : Status(agreed.code(), agreed.message() + "; " + state)
-                             .With(agreed.details())
-                             .With({.destination = state});
+Status ForOthers(const Status& read) {
+  return read.code() == StatusCode::kCancelled  // Wherever in a file it was.
+             ? Status(read.code(), "was interrupted").With(read.details())
+             : WithoutDestination(read);
 }
 
 /// Returns the sum of phases, under one name.
@@ -398,6 +380,7 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
                          Exchange(coordinator, what, std::move(mine),
                                   Clock::now() + options.timeout, std::cref(decide)));
   timer.reset();
+  const std::uint64_t storage_before = reader.storage_bytes();
   const Status read = Guarded([&] {
     VARVE_ASSIGN_OR_RETURN(const auto decoded, DecodeFields<LoadReply>(reply));
     VARVE_ASSIGN_OR_RETURN(auto merged, DecodeFields<LoadDifferences>(decoded.merged));
@@ -408,9 +391,7 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
     if (coordinator.size() > 1) {  // Else the caller may have said by whom.
       VARVE_RETURN_IF_ERROR(reader.BeginSharing(decoded.sharing));
     }
-    const std::uint64_t storage_before = reader.storage_bytes();
     VARVE_ASSIGN_OR_RETURN(report.bytes_read, reader.ReadTensors(usable, options));
-    report.storage_bytes = reader.storage_bytes() - storage_before;
     return Status::Ok();
   });
   for (Phase& phase : reader.TakePhases()) {
@@ -418,10 +399,14 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
     AddPhase(&report.phases, std::move(phase));
   }
   timer.emplace(&report.phases, "exchange");
-  const Status agreed =
-      Agree(coordinator, what, WithoutDestination(read), Clock::now() + options.timeout);
+  const Status agreed = Agree(coordinator, what, Guarded([&] { return ForOthers(read); }),
+                              Clock::now() + options.timeout);
+  report.storage_bytes = reader.storage_bytes() - storage_before;  // For others, until now.
   if (!agreed.ok()) {
-    return WithDestination(agreed, read);
+    return Guarded([&] {
+      return WithDestination(
+          agreed, read.ok() ? "this rank has read all of its tensors" : read.details().destination);
+    });
   }
   timer.reset();
   FlushTraceOf(coordinator.rank());

@@ -134,7 +134,7 @@ Status CompareValues(CheckpointReader& reader, const std::vector<const Placed*>&
     TargetTensor elsewhere = *sharing[i]->target;
     elsewhere.cuda.reset();
     elsewhere.data = loaded.data() + (static_cast<const std::byte*>(elsewhere.data) - span.begin);
-    VARVE_RETURN_IF_ERROR(reader.ReadTensors({&elsewhere, 1}, quiet).status());
+    VARVE_RETURN_IF_ERROR(WithoutDestination(reader.ReadTensors({&elsewhere, 1}, quiet).status()));
     for (const MemoryRange& range : RangesOf(sharing[i]->memory)) {
       const auto at = static_cast<std::size_t>(range.begin - span.begin);
       const auto size = static_cast<std::size_t>(range.end - range.begin);
@@ -320,7 +320,13 @@ Result<ReadToDevice> ReadByHost(CheckpointReader& reader, const TargetTensor& ta
   host.strides.clear();
   host.cuda.reset();
   ReadToDevice read;
-  VARVE_ASSIGN_OR_RETURN(read.bytes_read, reader.ReadTensors({&host, 1}, options));
+  const auto bytes_read = reader.ReadTensors({&host, 1}, options);
+  if (!bytes_read.ok()) {
+    return WithDestination(WithoutDestination(bytes_read.status()),
+                           "the destination is partly written: tensors that were read before \"" +
+                               target.fqn + "\" hold new values");
+  }
+  read.bytes_read = *bytes_read;
   const TimePoint begin = Now();
   VARVE_RETURN_IF_ERROR(
       PutOnDevice(bytes, Region(target.box, memory, target.box), target.cuda->device)
@@ -328,6 +334,25 @@ Result<ReadToDevice> ReadByHost(CheckpointReader& reader, const TargetTensor& ta
   read.device_seconds = std::chrono::duration<double>(Now() - begin).count();
   read.device_bytes = bytes.size();
   return read;
+}
+
+Status WithDestination(const Status& read, const std::string& destination) {
+  if (read.ok() || destination.empty()) {
+    return read;
+  }
+  return Status(read.code(), read.message() + "; " + destination)
+      .With(read.details())
+      .With({.destination = destination});
+}
+
+Status WithoutDestination(const Status& read) {
+  ErrorDetails details = read.details();
+  const std::string text = "; " + std::exchange(details.destination, {});
+  std::string message = read.message();
+  if (text.size() > 2 && message.ends_with(text)) {
+    message.resize(message.size() - text.size());
+  }
+  return Status(read.code(), std::move(message)).With(std::move(details));
 }
 
 }  // namespace varve

@@ -61,4 +61,9 @@ std::optional<int> DeviceOf(const TargetTensor& target);
 Result<ReadToDevice> ReadByHost(CheckpointReader& reader, const TargetTensor& target,
                                 const LoadOptions& options);
 
+/// Returns the error of a read with ErrorDetails::destination, and with its text at the end.
+Status WithDestination(const Status& read, const std::string& destination);
+/// Returns the error without.
+Status WithoutDestination(const Status& read);
+
 }  // namespace varve

@@ -162,7 +162,6 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
   if (kind == Kind::kTensors) {
     gives_up = sharing.Arrange(reads, &read_options);
   }
-  const std::uint64_t before = sharing.storage_bytes();
   std::atomic<std::uint64_t> done{0};
   if (options.progress) {
     read_options.on_read = [&](std::uint64_t bytes) {
@@ -171,14 +170,10 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
   }
   ReadOutcome outcome = ReadFiles(reads, owner_count, BufferPool::Shared(), read_options);
   Add(kind, outcome);
-  storage_bytes +=
-      read_options.order.delay ? sharing.storage_bytes() - before : outcome.storage_bytes;
+  storage_bytes += read_options.order.delay ? 0 : outcome.storage_bytes;
 
   if (!outcome.status.ok()) {
-    const std::string touched = DescribeTouched(outcome.touched, owner_name);
-    return Status(outcome.status.code(), outcome.status.message() + "; " + touched)
-        .With(outcome.status.details())
-        .With({.destination = touched});
+    return WithDestination(outcome.status, DescribeTouched(outcome.touched, owner_name));
   }
   return outcome.bytes_read;
 }
@@ -303,7 +298,9 @@ Status CheckpointReader::BeginSharing(const std::string& sharing) {
 
 void CheckpointReader::EndSharing() { impl_->sharing.End(); }
 
-std::uint64_t CheckpointReader::storage_bytes() const { return impl_->storage_bytes; }
+std::uint64_t CheckpointReader::storage_bytes() const {
+  return impl_->storage_bytes + impl_->sharing.storage_bytes();
+}
 
 void CheckpointReader::KeepTails(std::uint64_t max_bytes) { impl_->files.KeepTails(max_bytes); }
 

@@ -46,27 +46,38 @@ KeptCells::KeptCells(std::size_t most) : most_(most), pool_((most + kInUse) * kP
 Result<std::shared_ptr<Cell>> KeptCells::Of(std::uint32_t file, ByteRange range,
                                             std::uint64_t part_bytes) {
   const Id id(file, range.begin);
-  std::optional<BufferPool::Lease> memory;
-  while (true) {
-    std::shared_ptr<Cell> dropped;  // Gives its memory back without the lock.
-    {
-      const std::scoped_lock lock(mutex_);
-      if (const auto place = places_.find(id); place != places_.end()) {
-        kept_.splice(kept_.begin(), kept_, place->second);
-        return kept_.front().second;
-      }
-      if (memory) {
-        kept_.emplace_front(id, std::make_shared<Cell>(*std::move(memory), range, part_bytes));
-        places_[id] = kept_.begin();
-        return kept_.front().second;
-      }
-      if (kept_.size() >= most_) {
-        dropped = DropOne();
-      }
+  const auto kept = [&]() -> std::shared_ptr<Cell> {  // With the lock held.
+    const auto place = places_.find(id);
+    if (place == places_.end()) {
+      return nullptr;
     }
-    dropped.reset();
-    VARVE_ASSIGN_OR_RETURN(memory, pool_.Acquire());
+    kept_.splice(kept_.begin(), kept_, place->second);
+    return kept_.front().second;
+  };
+  std::vector<std::shared_ptr<Cell>> dropped;  // Give their memory back without the lock.
+  {
+    const std::scoped_lock lock(mutex_);
+    if (auto cell = kept()) {
+      return cell;
+    }
+    if (kept_.size() >= most_ && most_ > 0) {
+      dropped.push_back(DropOne());
+    }
   }
+  dropped.clear();
+  VARVE_ASSIGN_OR_RETURN(BufferPool::Lease memory, pool_.Acquire());
+  const std::scoped_lock lock(mutex_);
+  if (auto cell = kept()) {
+    return cell;  // Another thread was first.
+  }
+  auto made = std::make_shared<Cell>(std::move(memory), range, part_bytes);
+  kept_.emplace_front(id, made);
+  places_[id] = kept_.begin();
+  // Several threads may have waited for memory. What is kept leaves some for those that wait.
+  while (kept_.size() > std::max<std::size_t>(most_, 1)) {
+    dropped.push_back(DropOne());
+  }
+  return made;
 }
 
 /// Keeps one cell less: of those that no caller holds the one that was used first. The lock is

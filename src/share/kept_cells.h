@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -52,7 +51,7 @@ class KeptCells {
   explicit KeptCells(std::size_t most);
 
   /// Returns the cell of a file that has this range, kept or new. It lives as long as the caller
-  /// holds it. Waits for memory where callers hold many that are not kept any more.
+  /// holds it. Waits for memory while callers hold many that are not kept any more.
   Result<std::shared_ptr<Cell>> Of(std::uint32_t file, ByteRange range, std::uint64_t part_bytes);
 
  private:

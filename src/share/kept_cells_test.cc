@@ -1,6 +1,7 @@
 #include "share/kept_cells.h"
 
 #include <cstdint>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -64,6 +65,20 @@ TEST(KeptCells, KeepsThoseUsedLast) {
   EXPECT_EQ(reads(3), 1U);  // In the place of 2.
   EXPECT_EQ(reads(1), 0U);
   EXPECT_EQ(reads(2), 1U);
+}
+
+TEST(KeptCells, ManyThatWaitForMemoryAllGetSome) {
+  KeptCells cells(2);
+  std::vector<std::jthread> threads;
+  for (std::uint32_t thread = 0; thread < 40; ++thread) {
+    threads.emplace_back([&cells, thread] {
+      for (std::uint32_t i = 0; i < 50; ++i) {
+        const auto cell = cells.Of(thread * 50 + i, {0, kPart}, kPart);
+        EXPECT_TRUE(IsOk(cell));
+        std::this_thread::yield();
+      }
+    });
+  }
 }
 
 TEST(KeptCells, ACellLivesAsLongAsItIsHeld) {

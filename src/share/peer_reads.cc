@@ -63,10 +63,10 @@ constexpr std::size_t kMostServed = 256;
 constexpr int kPauseMs = 50;
 /// Longest time in which an answer does not move on: of an owner, and of any other rank.
 constexpr auto kOwnerLimit = std::chrono::seconds(4);
-constexpr auto kLimit = std::chrono::seconds(10);
+constexpr auto kLimit = std::chrono::seconds(15);
 /// Time for which a rank that did not answer is not asked.
 constexpr auto kLostFor = std::chrono::seconds(30);
-/// Connections that fail, where none was made, until a rank reads alone.
+/// Ranks that cannot be reached, where none was, until a rank reads alone.
 constexpr int kRefusals = 3;
 /// Reads of either kind after which their speeds are compared, and how many times slower those from
 /// other ranks are where they are given up. Storage that all ranks read at once gets slower.
@@ -382,11 +382,12 @@ Result<PeerLink> PeerReads::LinkTo(Peer& peer) {
     ++reached_;
     return made;
   }
-  if (++refused_ >= kRefusals && reached_ == 0) {
+  const std::scoped_lock lock(peer.mutex);
+  const bool is_first = peer.lost_until == TimePoint::min();
+  peer.lost_until = Now() + kLostFor;
+  if (is_first && ++refused_ >= kRefusals && reached_ == 0) {
     alone_ = true;
   }
-  const std::scoped_lock lock(peer.mutex);
-  peer.lost_until = Now() + kLostFor;
   return made;
 }
 

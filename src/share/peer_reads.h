@@ -126,7 +126,7 @@ class PeerReads {
   Speed others_;
   std::atomic<bool> alone_{false};  // The storage is faster, or the other ranks are out of reach.
   std::atomic<int> reached_{0};     // How many connections were made,
-  std::atomic<int> refused_{0};     // and how many could not be.
+  std::atomic<int> refused_{0};     // and of how many ranks the first could not be.
   std::atomic<std::uint64_t> storage_bytes_{0};
   std::thread accepts_;
   std::list<Served> serves_;  // Of `accepts_`; after it has ended, of the destructor.

@@ -57,6 +57,7 @@ Status SharedReads::Begin(const std::string& sharing) {
 }
 
 void SharedReads::End() {
+  storage_bytes_ = storage_bytes();
   by_cache_ = {};
   by_peers_ = false;
   peers_.reset();
@@ -82,6 +83,8 @@ std::unique_ptr<SharedReads::GivesUp> SharedReads::Arrange(std::span<FileReads> 
   return std::make_unique<GivesUp>(options->stop, [this] { peers_->GiveUp(); });
 }
 
-std::uint64_t SharedReads::storage_bytes() const { return by_peers_ ? peers_->storage_bytes() : 0; }
+std::uint64_t SharedReads::storage_bytes() const {
+  return storage_bytes_ + (by_peers_ ? peers_->storage_bytes() : 0);
+}
 
 }  // namespace varve

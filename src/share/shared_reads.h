@@ -42,8 +42,8 @@ class SharedReads {
   using GivesUp = std::stop_callback<std::function<void()>>;
   /// Has the reads of files go as the ranks have agreed. To be kept until they have been made.
   std::unique_ptr<GivesUp> Arrange(std::span<FileReads> reads, ReadFilesOptions* options);
-  /// Returns how many bytes this rank has asked storage for since Begin, where ranks read for each
-  /// other: the reads that Arrange has set up do not count them.
+  /// Returns how many bytes this rank has asked storage for where ranks read for each other, for the
+  /// others too: it does not count the bytes of such reads elsewhere.
   [[nodiscard]] std::uint64_t storage_bytes() const;
 
  private:
@@ -52,6 +52,7 @@ class SharedReads {
   SharedBy by_cache_;
   std::unique_ptr<PeerReads> peers_;  // Listens from NeedOf on.
   bool by_peers_ = false;
+  std::uint64_t storage_bytes_ = 0;  // Of the groups that have ended.
 };
 
 }  // namespace varve

@@ -202,7 +202,7 @@ std::optional<Hash128> DigestOfFiles(const Metadata& metadata, const std::string
     for (const std::uint32_t crc : file.block_crc32c) {
       out.U32(crc);
     }
-    has_sums = has_sums && (file.size == 0 || !file.block_crc32c.empty());
+    has_sums = has_sums && (file.size == file.data_begin || !file.block_crc32c.empty());
   }
   if (!has_sums && !remote) {
     return std::nullopt;
