@@ -19,8 +19,8 @@ struct ReadUnit {
       true;  ///< False where another rank that shares the read is to bring it into the cache.
 };
 
-/// Returns the number of the cell that an offset of a file's data lies in. Ranks read cells for each
-/// other. A unit never holds parts of two where ReadOrder is given.
+/// Returns the number of the cell that an offset of a file's data lies in. Ranks read cells for
+/// each other. A unit never holds parts of two where ReadOrder is given.
 inline std::uint64_t CellOf(const BlockGeometry& geometry, std::uint64_t offset) {
   return (offset - geometry.data_begin) / ReadUnitBytes(geometry.block_bytes);
 }

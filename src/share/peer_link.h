@@ -32,8 +32,8 @@ class PeerLink {
  public:
   PeerLink(Socket socket, int wake);
 
-  /// Connects to a rank. Errors: Unavailable after 3 s without a connection or without its greeting,
-  /// or where the process has no descriptors.
+  /// Connects to a rank. Errors: Unavailable after 3 s without a connection or without its
+  /// greeting, or where the process has no descriptors.
   static Result<PeerLink> To(const Address& address, int wake);
 
   /// Fills `parts` with the bytes of a range. Returns false where the other rank cannot read them;

@@ -8,10 +8,10 @@
 //  2. Files are cut into cells, the units of a load. Which rank owns a cell follows from the
 //     numbers of file and cell alone. The owner reads it from storage. On each other node one rank
 //     has it from the owner and passes it to its node, so that it comes to a node once.
-//  3. A rank that is asked reads what is wanted, if it has not yet, and keeps the cells that it used
-//     last. It asks another rank only for a cell of its node, and only the owner. So the chain of
-//     questions ends at storage, after two steps at most. Own cells have memory of their own: a
-//     rank that waits for the owner of a cell never waits for one that waits itself.
+//  3. A rank that is asked reads what is wanted, if it has not yet, and keeps the cells that it
+//     used last. It asks another rank only for a cell of its node, and only the owner. So the
+//     chain of questions ends at storage, after two steps at most. Own cells have memory of their
+//     own: a rank that waits for the owner of a cell never waits for one that waits itself.
 //  4. Each rank takes its own cells some windows before the others' (Order), so that most of those
 //     are there when they are asked for. A rank that is behind asks for what is no longer kept:
 //     then it is read again. A page cache keeps what a disk has given.
@@ -219,8 +219,8 @@ Status PeerReads::Join(const ReadGroup& group, const Metadata& metadata, Checkpo
   return Status::Ok();
 }
 
-/// Returns how many cells of a window a rank owns: few on many nodes, for it has those of the others
-/// too, for its node.
+/// Returns how many cells of a window a rank owns: few on many nodes, for it has those of the
+/// others too, for its node.
 std::size_t PeerReads::WindowCells() const {
   return std::clamp(kWindowCellsOfNode / std::max<std::size_t>(nodes_.size() - 1, 1),
                     std::size_t{1}, kWindowCells);

@@ -42,8 +42,8 @@ class SharedReads {
   using GivesUp = std::stop_callback<std::function<void()>>;
   /// Has the reads of files go as the ranks have agreed. To be kept until they have been made.
   std::unique_ptr<GivesUp> Arrange(std::span<FileReads> reads, ReadFilesOptions* options);
-  /// Returns how many bytes this rank has asked storage for where ranks read for each other, for the
-  /// others too: it does not count the bytes of such reads elsewhere.
+  /// Returns how many bytes this rank has asked storage for where ranks read for each other, for
+  /// the others too: it does not count the bytes of such reads elsewhere.
   [[nodiscard]] std::uint64_t storage_bytes() const;
 
  private:

@@ -1,5 +1,5 @@
-/// Finds the ranks that need the same bytes of a checkpoint, so that storage is asked for them once.
-/// Pure functions, but for the name of the node.
+/// Finds the ranks that need the same bytes of a checkpoint, so that storage is asked for them
+/// once. Pure functions, but for the name of the node.
 #pragma once
 
 #include <cstdint>
