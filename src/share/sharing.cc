@@ -70,12 +70,15 @@ Touched TouchedBy(const Box& part, const Chunk& chunk, std::uint64_t item_bytes,
 }
 
 /// Returns the bytes of whole blocks that hold the ranges of a file, which are by their begin.
-std::uint64_t BytesOfBlocks(const std::vector<ByteRange>& ranges, std::uint64_t block_bytes) {
+/// Blocks begin with the file's data.
+std::uint64_t BytesOfBlocks(const std::vector<ByteRange>& ranges, std::uint64_t data_begin,
+                            std::uint64_t block_bytes) {
   std::uint64_t bytes = 0;
   std::uint64_t end = 0;
   for (const ByteRange& range : ranges) {
-    const std::uint64_t from = std::max(end, range.begin / block_bytes * block_bytes);
-    const std::uint64_t to = RoundUp(range.end, block_bytes);
+    const std::uint64_t begin = range.begin - std::min(range.begin, data_begin);
+    const std::uint64_t from = std::max(end, begin / block_bytes * block_bytes);
+    const std::uint64_t to = RoundUp(range.end - std::min(range.end, data_begin), block_bytes);
     bytes += to > from ? to - from : 0;
     end = std::max(end, to);
   }
@@ -177,7 +180,8 @@ ReadNeed NeedOf(const Metadata& metadata, std::span<const TargetTensor> targets)
   for (auto& [file, of_file] : ranges) {
     std::sort(of_file.begin(), of_file.end(),
               [](const ByteRange& a, const ByteRange& b) { return a.begin < b.begin; });
-    need.bytes += BytesOfBlocks(of_file, ours ? kUsualBlockBytes : 1);
+    need.bytes +=
+        BytesOfBlocks(of_file, metadata.files[file].data_begin, ours ? kUsualBlockBytes : 1);
   }
   if (need.bytes < kLeastBytes) {
     return {};

@@ -84,6 +84,16 @@ TEST(NeedOf, AFewColumnsOfRowsAreReadWithTheRestOfTheRows) {
   EXPECT_EQ(NeedOf(wide, std::vector{target}).bytes, 32 * kMiB);
 }
 
+TEST(NeedOf, BlocksBeginWithTheDataOfAFile) {
+  Metadata metadata = StoredByRows(4);
+  metadata.files[0].data_begin = 4096;
+  for (Chunk& chunk : metadata.tensors[0].chunks) {
+    chunk.extent.begin += 4096;
+    chunk.extent.end += 4096;
+  }
+  EXPECT_EQ(NeedOfBox(metadata, {{1024, 0}, {1024, 4096}}).bytes, 16 * kMiB);
+}
+
 TEST(NeedOf, SmallTensorsAreReadWithTheirNeighboursInTheBlock) {
   Metadata metadata;
   metadata.files.resize(1);
