@@ -4,6 +4,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -47,8 +48,7 @@ std::string RandomHex() {
 
 /// Returns the name of this machine and its network namespace; a new one where it is not known.
 std::string ThisHost() {
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  const std::string boot = BootId();
   std::array<char, 64> network{};
   const ssize_t size = ::readlink("/proc/self/ns/net", network.data(), network.size());
   return boot.empty() || size <= 0
@@ -187,24 +187,38 @@ Result<Socket> ListenOn(int family) {
 
 /// Waits until a socket is connected.
 Status Finish(int fd, TimePoint deadline, int wake) {
-  std::array<pollfd, 2> ready{{{fd, POLLOUT, 0}, {wake, POLLIN, 0}}};
-  while (true) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Now()).count();
-    const int count = ::poll(ready.data(), ready.size(), static_cast<int>(std::max<long>(left, 0)));
-    if (count < 0 && errno == EINTR) {
-      continue;
-    }
-    if (count <= 0 || ready[1].revents != 0) {
-      return SystemError("connect", count < 0 ? errno : ETIMEDOUT);
-    }
-    int error = 0;
-    socklen_t size = sizeof(error);
-    (void)::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
-    return error == 0 ? Status::Ok() : SystemError("connect", error);
-  }
+  VARVE_RETURN_IF_ERROR(AwaitSocket(fd, POLLOUT, deadline, wake).Annotate("connect"));
+  int error = 0;
+  socklen_t size = sizeof(error);
+  (void)::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+  return error == 0 ? Status::Ok() : SystemError("connect", error);
 }
 
 }  // namespace
+
+Status AwaitSocket(int fd, short events, TimePoint deadline, int wake) {
+  std::array<pollfd, 2> ready{{{fd, events, 0}, {wake, POLLIN, 0}}};
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Now()).count();
+    const int wait = deadline == TimePoint::max()
+                         ? -1
+                         : static_cast<int>(std::clamp<decltype(left)>(left, 0, INT_MAX));
+    const int count = ::poll(ready.data(), ready.size(), wait);
+    if (count < 0 && errno == EINTR) {
+      continue;
+    }
+    if (ready[1].revents != 0) {
+      return Status(StatusCode::kCancelled, "given up");
+    }
+    return count > 0 ? Status::Ok() : SystemError("wait", count < 0 ? errno : ETIMEDOUT);
+  }
+}
+
+std::string BootId() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  return boot;
+}
 
 std::string ToString(const Address& address) {
   std::string text;

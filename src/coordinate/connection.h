@@ -109,6 +109,13 @@ std::string ToString(const Address& address);
 /// route, and what the host's name resolves to.
 Result<std::pair<Socket, Address>> Listen();
 
+/// Waits until a socket is ready for the events of poll. Errors: Unavailable at the deadline;
+/// Cancelled when the descriptor `wake` becomes readable.
+Status AwaitSocket(int fd, short events, TimePoint deadline, int wake);
+
+/// Returns the system's boot id: a name of this machine until it is started again.
+std::string BootId();
+
 /// Returns a socket connected to the first address that answers before the deadline. Returns early,
 /// with an error, when the descriptor `wake` becomes readable.
 Result<Socket> Connect(const Address& address, TimePoint deadline, int wake);

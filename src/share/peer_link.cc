@@ -35,25 +35,6 @@ Status Failed(const char* what, int error) {
   return Unavailable(std::string(what) + ": " + std::strerror(error)).With({.system_error = error});
 }
 
-/// Waits until a socket is ready for `events`.
-Status Await(int fd, short events, int wake, TimePoint until) {
-  std::array<pollfd, 2> ready{{{fd, events, 0}, {wake, POLLIN, 0}}};
-  while (true) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Now()).count();
-    const int wait = until == TimePoint::max()
-                         ? -1
-                         : static_cast<int>(std::clamp<decltype(left)>(left, 0, INT_MAX));
-    const int count = ::poll(ready.data(), ready.size(), wait);
-    if (count < 0 && errno == EINTR) {
-      continue;
-    }
-    if (ready[1].revents != 0) {
-      return Status(StatusCode::kCancelled, "the read has been given up");
-    }
-    return count > 0 ? Status::Ok() : Failed("wait", count < 0 ? errno : ETIMEDOUT);
-  }
-}
-
 /// Sends or receives all of the memory. `limit` is the longest time in which no byte moves. Errors:
 /// Unavailable, with no system error where the other side has closed the connection.
 template <auto kMove, short kEvents>
@@ -66,7 +47,7 @@ Status MoveAll(int fd, int wake, std::chrono::seconds limit, std::vector<iovec> 
     message.msg_iovlen = std::min<std::size_t>(memory.size() - at, IOV_MAX);
     const ssize_t moved = kMove(fd, &message, MSG_NOSIGNAL);
     if (moved < 0 && (errno == EAGAIN || errno == EINTR)) {
-      VARVE_RETURN_IF_ERROR(Await(fd, kEvents, wake, until));
+      VARVE_RETURN_IF_ERROR(AwaitSocket(fd, kEvents, until, wake));
       continue;
     }
     if (moved <= 0) {
@@ -101,7 +82,7 @@ Result<std::string> ReceiveText(const Socket& socket, int wake, std::size_t size
   std::string text;
   const TimePoint until = Now() + limit;
   while (text.size() < size) {
-    VARVE_RETURN_IF_ERROR(Await(socket.get(), POLLIN, wake, until));
+    VARVE_RETURN_IF_ERROR(AwaitSocket(socket.get(), POLLIN, until, wake));
     char byte = 0;
     if (::recv(socket.get(), &byte, 1, 0) != 1) {
       return Unavailable("the connection is closed");
@@ -173,7 +154,7 @@ Result<bool> PeerLink::Greet(std::string_view token) {
 }
 
 Result<std::optional<PeerRequest>> PeerLink::NextRequest() {
-  VARVE_RETURN_IF_ERROR(Await(socket_.get(), POLLIN, wake_, TimePoint::max()));
+  VARVE_RETURN_IF_ERROR(AwaitSocket(socket_.get(), POLLIN, TimePoint::max(), wake_));
   char first = 0;
   if (::recv(socket_.get(), &first, 1, MSG_PEEK) == 0) {
     return std::optional<PeerRequest>();

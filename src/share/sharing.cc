@@ -6,7 +6,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "base/bytes.h"
 #include "base/checked.h"
 #include "base/checksum.h"
+#include "coordinate/connection.h"
 #include "plan/load_plan.h"
 #include "tensor/box.h"
 
@@ -36,9 +36,7 @@ std::string ThisNode() {
   if (const char* const named = std::getenv("VARVE_NODE"); named != nullptr && *named != '\0') {
     return named;
   }
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  return boot;
+  return BootId();
 }
 
 /// The part of a file that a read touches, by the index alone: files are opened later.
