@@ -40,6 +40,11 @@ std::uint64_t StoredBlockBytes(const Metadata& metadata) {
   return metadata.block_bytes == 0 ? kForeignBlockBytes : metadata.block_bytes;
 }
 
+BlockGeometry GeometryOf(const Metadata& metadata, std::uint32_t number) {
+  const DataFile& file = metadata.files[number];
+  return {file.data_begin, file.size, StoredBlockBytes(metadata)};
+}
+
 /// A file of the pool: open during each call only, as far as this object is concerned.
 class CheckpointFiles::Pooled final : public ReadableFile {
  public:
@@ -265,7 +270,7 @@ FileReads CheckpointFiles::Reads(std::uint32_t number) {
   reads.file = File(number);
   reads.number = number;
   reads.name = JoinPath(index_.directory, file.name);
-  reads.geometry = {file.data_begin, file.size, StoredBlockBytes(index_.metadata)};
+  reads.geometry = GeometryOf(index_.metadata, number);
   reads.block_crc32c = file.block_crc32c;
   return reads;
 }

@@ -25,6 +25,9 @@ namespace varve {
 /// checksum blocks: small parts, so that few bytes are read without need.
 std::uint64_t StoredBlockBytes(const Metadata& metadata);
 
+/// Returns how the file of this number is checked.
+BlockGeometry GeometryOf(const Metadata& metadata, std::uint32_t number);
+
 /// At most a quarter of the descriptors that the process may have are in use, 512 at most: a
 /// checkpoint of thousands of files is read with those. The file that was not used for the longest
 /// time is closed, and opened and checked again when it is needed again. Files of servers have no

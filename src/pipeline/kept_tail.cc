@@ -3,17 +3,13 @@
 #include <algorithm>
 
 namespace varve {
-namespace {
-
-std::uint64_t SizeOf(KeptTail::Parts parts) {
+std::uint64_t BytesOf(KeptTail::Parts parts) {
   std::uint64_t size = 0;
   for (const std::span<std::byte> part : parts) {
     size += part.size();
   }
   return size;
 }
-
-}  // namespace
 
 void KeptTail::Begin(std::uint64_t max_bytes) {
   const std::scoped_lock lock(mutex_);
@@ -47,7 +43,7 @@ void KeptTail::Keep(std::uint64_t offset, Parts parts) {
   if (most == 0) {
     return;
   }
-  const std::uint64_t size = SizeOf(parts);
+  const std::uint64_t size = BytesOf(parts);
   const std::uint64_t skipped = size - std::min(size, most);
   const std::scoped_lock lock(mutex_);
   bytes_.clear();

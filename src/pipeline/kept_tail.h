@@ -41,6 +41,9 @@ class KeptTail {
   std::vector<std::byte> bytes_;
 };
 
+/// Returns the sum of the sizes of `parts`.
+std::uint64_t BytesOf(KeptTail::Parts parts);
+
 /// Returns `parts` without their first `bytes`.
 std::vector<std::span<std::byte>> WithoutFirst(KeptTail::Parts parts, std::uint64_t bytes);
 

@@ -75,14 +75,6 @@ constexpr double kTooSlow = 4;
 
 Socket MakeEvent() { return Socket(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); }
 
-std::uint64_t BytesOf(std::span<const std::span<std::byte>> parts) {
-  std::uint64_t bytes = 0;
-  for (const std::span<std::byte> part : parts) {
-    bytes += part.size();
-  }
-  return bytes;
-}
-
 /// Returns the first `bytes` of `parts`.
 std::vector<std::span<std::byte>> First(std::span<const std::span<std::byte>> parts,
                                         std::uint64_t bytes) {
@@ -133,7 +125,6 @@ class PeerReads::SharedFile final : public ReadableFile {
     peers_.storage_bytes_ += size;
     return file_.ReadUncached(offset, buffer, size, capacity);
   }
-  [[nodiscard]] std::string version() const override { return file_.version(); }
   bool Forget(std::uint64_t offset, std::uint64_t size) override {
     const bool forgot = file_.Forget(offset, size);
     const std::scoped_lock lock(mutex_);
@@ -235,11 +226,6 @@ ReadableFile* PeerReads::Shared(std::uint32_t number, ReadableFile& file) {
   return shared.get();
 }
 
-BlockGeometry PeerReads::GeometryOf(std::uint32_t file) const {
-  const DataFile& data = metadata_->files[file];
-  return {data.data_begin, data.size, StoredBlockBytes(*metadata_)};
-}
-
 /// Returns true where each file has one owner, for there are many more files than ranks: on a
 /// server opening one takes requests. Else cells go round the ranks.
 bool PeerReads::ByFile() const { return metadata_->files.size() >= kManyFiles * peers_.size(); }
@@ -284,7 +270,7 @@ Status PeerReads::Read(std::uint32_t number, ReadableFile& file, std::uint64_t o
                        std::span<const std::span<std::byte>> parts) {
   const std::uint64_t end = offset + BytesOf(parts);
   for (std::uint64_t at = offset; at < end;) {
-    const BlockGeometry geometry = GeometryOf(number);
+    const BlockGeometry geometry = GeometryOf(*metadata_, number);
     const std::uint64_t cell = CellOf(geometry, at);
     const ByteRange range{at, std::min(end, CellRange(geometry, cell).end)};
     const auto rest = WithoutFirst(parts, at - offset);
@@ -320,7 +306,7 @@ Status PeerReads::Read(std::uint32_t number, ReadableFile& file, std::uint64_t o
 /// Returns the cell that has a range, with its bytes, for this rank and those that ask it.
 Result<std::shared_ptr<Cell>> PeerReads::Filled(std::uint32_t number, ReadableFile& file,
                                                 ByteRange range) {
-  const BlockGeometry geometry = GeometryOf(number);
+  const BlockGeometry geometry = GeometryOf(*metadata_, number);
   const std::uint64_t index = CellOf(geometry, range.begin);
   const Source source = SourceOf(number, index);
   KeptCells& cells = source.role == Role::kOfNode ? *node_cells_ : *own_cells_;
@@ -472,11 +458,14 @@ Status PeerReads::Serve(Socket socket) {
 Result<std::shared_ptr<Cell>> PeerReads::ForOther(const PeerRequest& request) {
   const auto number = static_cast<std::uint32_t>(request.file);
   const ByteRange range = request.range;
-  if (request.file >= metadata_->files.size() || range.begin >= range.end ||
-      range.begin < GeometryOf(number).data_begin || range.end > GeometryOf(number).file_size) {
-    return InvalidArgument("no range of a file");
+  if (request.file >= metadata_->files.size()) {
+    return InvalidArgument("no file");
   }
-  const BlockGeometry geometry = GeometryOf(number);
+  const BlockGeometry geometry = GeometryOf(*metadata_, number);
+  if (range.begin >= range.end || range.begin < geometry.data_begin ||
+      range.end > geometry.file_size) {
+    return InvalidArgument("no range of the file's data");
+  }
   if (range.end > CellRange(geometry, CellOf(geometry, range.begin)).end) {
     return InvalidArgument("more than a cell");
   }

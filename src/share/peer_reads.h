@@ -41,7 +41,7 @@ class PeerReads {
 
   /// Returns the address for ReadNeed::address.
   [[nodiscard]] std::string address() const;
-  /// Becomes one of the ranks in `sharing.nodes`, this one among them. `files` and `metadata`
+  /// Becomes one of the ranks in `group.nodes`. `files` and `metadata`
   /// outlive this object. Errors: DataLoss for what is no address; OutOfSpace, Unavailable.
   Status Join(const ReadGroup& group, const Metadata& metadata, CheckpointFiles& files);
 
@@ -86,7 +86,6 @@ class PeerReads {
 
   PeerReads(Socket listener, Address address);
 
-  [[nodiscard]] BlockGeometry GeometryOf(std::uint32_t file) const;
   [[nodiscard]] bool ByFile() const;
   [[nodiscard]] std::size_t WindowCells() const;
   [[nodiscard]] Source SourceOf(std::uint32_t file, std::uint64_t cell) const;

@@ -45,9 +45,9 @@ struct ReadGroup {
 };
 
 template <class Archive>
-void Fields(Archive& archive, FieldsOf<Archive, ReadGroup>& sharing) {
-  archive(sharing.by_cache.place, sharing.by_cache.ranks, sharing.nodes, sharing.node,
-          sharing.place, sharing.remote);
+void Fields(Archive& archive, FieldsOf<Archive, ReadGroup>& group) {
+  archive(group.by_cache.place, group.by_cache.ranks, group.nodes, group.node, group.place,
+          group.remote);
 }
 
 /// Returns the need of a rank, without address, for stored tensors to fill its targets, which fit
