@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as torch_dcp
+from storage_jobs import registered
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, zeros
@@ -139,7 +140,7 @@ def load_as_of_two_nodes(rank: int, size: int, path: str, layout: str, by: str) 
 
 def load_from_a_store_and_count(rank: int, size: int, folder: str, by: str, share: bool) -> int:
     """Returns the bytes of data files that this rank asked the store for."""
-    store = shared_store(folder)
+    store = registered("obstore", folder)
     asked = 0
     read = store.read
 
@@ -157,17 +158,6 @@ def load_from_a_store_and_count(rank: int, size: int, folder: str, by: str, shar
         dcp.load(state, checkpoint_id="own://run/step")
     assert torch.equal(state["w"], numbered())
     return asked
-
-
-def shared_store(folder: str) -> Any:
-    """Registers a store that the processes of this host share, as "own"."""
-    from obstore.store import LocalStore
-
-    from varve.storage.obstore import ObstoreStore
-
-    store = ObstoreStore(LocalStore(folder, automatic_cleanup=True), spool=folder)
-    varve.register_storage("own", store, replace=True)
-    return store
 
 
 def numbered() -> torch.Tensor:

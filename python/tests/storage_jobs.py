@@ -11,8 +11,8 @@ from storage_stores import sqlite_store
 import varve.torch
 
 
-def registered(kind: str, folder: str) -> None:
-    """Registers, as "own", a store that the processes of this host share."""
+def registered(kind: str, folder: str) -> Any:
+    """Registers, as "own", a store that the processes of this host share, and returns it."""
     if kind == "sqlite":
         store: Any = sqlite_store()(str(Path(folder) / "objects.db"))
     else:
@@ -21,7 +21,8 @@ def registered(kind: str, folder: str) -> None:
         from varve.storage.obstore import ObstoreStore
 
         store = ObstoreStore(LocalStore(folder, automatic_cleanup=True), spool=folder)
-    varve.register_storage("own", store)
+    varve.register_storage("own", store, replace=True)
+    return store
 
 
 def _state(rank: int, value: int) -> dict[str, Any]:

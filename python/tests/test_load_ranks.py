@@ -9,6 +9,7 @@ import load_jobs as jobs
 import pytest
 import torch
 from ranks import errors_of_ranks, run_ranks
+from storage_jobs import registered
 
 import varve.torch
 
@@ -98,7 +99,7 @@ def test_ranks_of_two_nodes_do_so_too(by: str, layout: str, cold: str) -> None:
 
 @pytest.mark.parametrize("by", ["varve.torch.load", "varve.torch.dcp"])
 def test_ranks_ask_an_object_store_once_for_what_they_all_need(by: str, tmp_path: Path) -> None:
-    jobs.shared_store(str(tmp_path))
+    registered("obstore", str(tmp_path))
     varve.torch.save({"w": jobs.numbered()}, "own://run/step")
     asked = run_ranks(3, jobs.load_from_a_store_and_count, str(tmp_path), by, True)
     assert _ALL <= sum(asked) <= _ALL * 1.05
@@ -106,7 +107,7 @@ def test_ranks_ask_an_object_store_once_for_what_they_all_need(by: str, tmp_path
 
 
 def test_ranks_that_do_not_share_ask_an_object_store_each(tmp_path: Path) -> None:
-    jobs.shared_store(str(tmp_path))
+    registered("obstore", str(tmp_path))
     varve.torch.save({"w": jobs.numbered()}, "own://run/step")
     by = "varve.torch.load"
     asked = run_ranks(2, jobs.load_from_a_store_and_count, str(tmp_path), by, False)
