@@ -207,6 +207,33 @@ TEST(ShareReads, ARankThatCannotBeReachedIsLeftOut) {
   EXPECT_TRUE(groups[1].nodes.empty());
 }
 
+TEST(ShareReads, RanksWhoseFilesDifferDoNotReadForEachOther) {
+  std::vector<ReadNeed> needs{Reachable("a", 1, 100, "0"), Reachable("b", 1, 100, "1"),
+                              Reachable("c", 1, 100, "2")};
+  needs[1].files.bytes[0] = 1;
+  const auto groups = ShareReads(StoredByRows(4), needs);
+  EXPECT_EQ(groups[0].nodes, (Nodes{{"0"}, {"2"}}));
+  EXPECT_TRUE(groups[1].nodes.empty());
+}
+
+TEST(DigestOfFiles, TellsChecksumsApart) {
+  Metadata metadata = StoredByRows(4);
+  metadata.files[0].block_crc32c = {1, 2};
+  const auto digest = DigestOfFiles(metadata, "/a", false);
+  ASSERT_TRUE(digest.has_value());
+  EXPECT_EQ(DigestOfFiles(metadata, "/elsewhere", false), digest);
+  metadata.files[0].block_crc32c[1] = 3;
+  EXPECT_NE(DigestOfFiles(metadata, "/a", false), digest);
+}
+
+TEST(DigestOfFiles, GoesByTheNameOnAServerWhereThereAreNone) {
+  const Metadata metadata = StoredByRows(4);
+  EXPECT_FALSE(DigestOfFiles(metadata, "/a", false).has_value());
+  const auto digest = DigestOfFiles(metadata, "s3://bucket/a", true);
+  ASSERT_TRUE(digest.has_value());
+  EXPECT_NE(DigestOfFiles(metadata, "s3://bucket/b", true), digest);
+}
+
 TEST(ShareReads, AtMost32NodesReadForEachOther) {
   std::vector<ReadNeed> needs;
   for (int rank = 0; rank < 40; ++rank) {
