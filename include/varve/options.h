@@ -185,9 +185,9 @@ struct ResizedTensor {
 struct LoadReport {
   std::uint64_t loaded = 0;      ///< Tensors and plain values that this rank has loaded.
   std::uint64_t bytes_read = 0;  ///< Of tensors; whole checksum blocks.
-  /// Asked of storage by this rank, for itself and for ranks that it reads for. What was in the
-  /// page cache or in an agent's memory, or came from another rank, is not in it. Of what ranks of
-  /// a node read through its page cache each counts its part, as an estimate.
+  /// The bytes that this rank asked storage for, for itself and for other ranks. It leaves out what
+  /// the page cache, an agent's memory or another rank had. Where ranks of a node share reads by the
+  /// page cache, it is an estimate: each rank counts its part.
   std::uint64_t storage_bytes = 0;
   std::uint64_t device_bytes = 0;  ///< Copied to CUDA devices by the engine.
   CopiedAhead copied_ahead{};      ///< The LoadRequest's.

@@ -40,9 +40,9 @@ constexpr const char* kLoadReportDoc =
 Attributes:
     loaded: Tensors and plain values that this rank has got.
     bytes_read: Bytes of tensors that this rank has read, whole checksum blocks, from wherever they came.
-    storage_bytes: Bytes that this rank asked storage for, for itself and for ranks that it read for. What was in the
-        page cache or in the agent's memory, or came from another rank, is not in it. Of what ranks of a node read
-        through its page cache each counts its part, as an estimate.
+    storage_bytes: The bytes that this rank asked storage for, for itself and for other ranks. It leaves out what the
+        page cache, the agent's memory or another rank had. Where ranks of a node share reads by the page cache, it is
+        an estimate: each rank counts its part.
     bytes_from_agent: Of bytes_read, the bytes that came from the memory of this node's agent.
     device_bytes: Bytes that the engine copied to CUDA devices, as their tensors hold them.
     copied_ahead: CopiedAhead: the tensors on devices that torch filled from the CPU, one at a time.

@@ -73,7 +73,7 @@ Result<std::shared_ptr<Cell>> KeptCells::Of(std::uint32_t file, ByteRange range,
   auto made = std::make_shared<Cell>(std::move(memory), range, part_bytes);
   kept_.emplace_front(id, made);
   places_[id] = kept_.begin();
-  // Several threads may have waited for memory. What is kept leaves some for those that wait.
+  // Each thread that waited for memory has added a cell. Others may still wait for memory.
   while (kept_.size() > std::max<std::size_t>(most_, 1)) {
     dropped.push_back(DropOne());
   }

@@ -121,7 +121,7 @@ class Stretches {
   std::vector<std::uint64_t> begins_;  // By file.
 };
 
-/// What several ranks need.
+/// The sum of the needs of several ranks.
 struct Demand {
   std::uint64_t bytes = 0;  // That they read, each for itself.
   std::string stretches;    // Of which one of them needs some.

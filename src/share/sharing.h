@@ -61,11 +61,11 @@ ReadNeed NeedOf(const Metadata& metadata, std::span<const TargetTensor> targets)
 std::optional<Hash128> DigestOfFiles(const Metadata& metadata, const std::string& directory,
                                      bool remote);
 
-/// Returns by rank with which others it shares its reads. Ranks share where together they would
-/// read a tenth more than there is in the stretches that they need, so that some of it would be
-/// read twice; else those share that need the same parts. Those of a node go through its page
-/// cache. Ranks of several nodes read for each other, at most 32 nodes together, and so do those
-/// whose files are on a server.
+/// Returns the group of each rank. All ranks form one group where, each reading for itself, they
+/// would read a tenth more than there is in the stretches that they need: then some bytes would be
+/// read twice. Else ranks that need the same parts form a group. The ranks of one node share reads
+/// by its page cache. Ranks of several nodes read for each other, at most 32 nodes together, and so
+/// do ranks whose files are on a server.
 std::vector<ReadGroup> ShareReads(const Metadata& metadata, std::span<const ReadNeed> needs);
 
 }  // namespace varve
