@@ -186,8 +186,8 @@ struct LoadReport {
   std::uint64_t loaded = 0;      ///< Tensors and plain values that this rank has loaded.
   std::uint64_t bytes_read = 0;  ///< Of tensors; whole checksum blocks.
   /// The bytes that this rank asked storage for, for itself and for other ranks. It leaves out what
-  /// the page cache, an agent's memory or another rank had. Where ranks of a node share reads by the
-  /// page cache, it is an estimate: each rank counts its part.
+  /// the page cache, an agent's memory or another rank had. Where ranks of a node share reads by
+  /// the page cache, it is an estimate: each rank counts its part.
   std::uint64_t storage_bytes = 0;
   std::uint64_t device_bytes = 0;  ///< Copied to CUDA devices by the engine.
   CopiedAhead copied_ahead{};      ///< The LoadRequest's.

@@ -19,8 +19,8 @@
 //     for half a minute; where it cannot read, this time. The rank that asked reads from storage.
 //     The limit for an owner is shorter than the one for a rank that may itself be waiting for an
 //     owner. So a rank that dies, hangs or has a damaged disk costs the others time alone.
-//  6. Each rank compares the checksums of all blocks, also of those that another rank sent. It reads
-//     a block that differs again, from storage, before the block counts as damaged. Where a file
+//  6. Each rank compares the checksums of all blocks, also of those that another rank sent. It
+//     reads a block that differs again, from storage, before it counts as damaged. Where a file
 //     has no checksums, the rank that sends bytes adds one. The receiver compares it, and reads the
 //     bytes from storage where it differs.
 //  7. A rank whose own reads turn out to be four times as fast as those from others reads alone
