@@ -46,8 +46,9 @@ class Coordinator {
   void MarkOutOfStep() { out_of_step_ = true; }
   [[nodiscard]] bool out_of_step() const { return out_of_step_; }
 
-  /// The parts of messages that earlier saves have brought to rank 0, at most 16 MiB. The engine
-  /// uses them. They belong to this object: a coordinator made anew for each save has none.
+  /// What earlier saves have told the ranks of each other's plans, so that it is not sent again: at
+  /// most 528 MiB on rank 0, and about 200 bytes for each of its tensors on another rank. The engine
+  /// uses it. It belongs to this object: a coordinator made anew for each save has nothing.
   [[nodiscard]] KnownParts& known_parts() { return *known_parts_; }
 
  protected:

@@ -35,4 +35,13 @@ void KnownParts::Keep(const Hash128& digest, std::string_view bytes) {
   }
 }
 
+std::shared_ptr<Agreements> KnownParts::AgreementsOr(
+    const std::function<std::shared_ptr<Agreements>()>& make) {
+  const std::scoped_lock lock(mutex_);
+  if (agreements_ == nullptr) {
+    agreements_ = make();
+  }
+  return agreements_;
+}
+
 }  // namespace varve

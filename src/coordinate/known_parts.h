@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <list>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -13,6 +15,8 @@
 #include "varve/hash.h"
 
 namespace varve {
+
+class Agreements;  // save/plans/agreements.h
 
 /// Keeps byte strings by their digests (Xxh3), on the rank that received them: the next message may
 /// have the digest alone. They have at most `most_bytes`, with 256 each for their places; those go
@@ -26,6 +30,10 @@ class KnownParts {
   /// Keeps a string whose digest the caller has computed. One above the limit is not kept.
   void Keep(const Hash128& digest, std::string_view bytes);
 
+  /// Returns what the ranks have agreed on in earlier saves. `make` makes it at the first call.
+  std::shared_ptr<Agreements> AgreementsOr(
+      const std::function<std::shared_ptr<Agreements>()>& make);
+
  private:
   using Entries = std::list<std::pair<Hash128, std::string>>;
 
@@ -34,6 +42,7 @@ class KnownParts {
   std::size_t bytes_ = 0;  // All below are guarded by mutex_.
   Entries entries_;        // The one asked for last is the first.
   std::map<Hash128, Entries::iterator> by_digest_;
+  std::shared_ptr<Agreements> agreements_;
 };
 
 }  // namespace varve

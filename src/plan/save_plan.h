@@ -20,6 +20,8 @@
 
 namespace varve {
 
+class ReplicaPattern;
+
 /// A shard of a tensor that a rank holds. Ranks that hold the same box of the same tensor are its
 /// replicas.
 struct PlannedTensor {
@@ -133,11 +135,12 @@ enum class Differing : std::uint8_t {
 /// spread over the ranks that hold them so that all write about the same number of bytes, split
 /// where they are larger than a rank's fair share. A shard whose replicas differ is not split: what
 /// is stored is one rank's. Tensors that are tied on all their holders are written under one name.
-/// `differing` says what is stored where ranks hold different values under one name.
-/// Errors: InvalidArgument when ranks disagree about a tensor, when shards overlap without being
+/// `differing` says what is stored where ranks hold different values under one name. Adds to
+/// `pattern`, unless it is null, what several ranks hold. Errors: InvalidArgument when ranks disagree about a tensor, when shards overlap without being
 /// equal, or when no rank holds a part of a tensor (named).
 Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans,
-                           Differing differing = Differing::kFirst);
+                           Differing differing = Differing::kFirst,
+                           ReplicaPattern* pattern = nullptr);
 
 /// Returns the plan of an uncoordinated save: the rank writes all it holds.
 RankAssignment AssignEverything(const LocalPlan& plan);

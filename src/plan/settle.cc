@@ -38,6 +38,7 @@
 #include "format/structure.h"
 #include "format/variants.h"
 #include "plan/balancer.h"
+#include "plan/replica_pattern.h"
 #include "plan/save_plan.h"
 #include "plan/ties.h"
 #include "tensor/box.h"
@@ -208,16 +209,47 @@ struct FewerHoldersFirst {
   }
 };
 
-/// The ranks that hold one content of a plain value, and its index in the plan of the lowest.
+/// The ranks that hold one content of a plain value, and its index in the plan of each.
 struct ObjectValue {
   Hash128 content;
-  std::uint32_t item = 0;
   std::vector<std::uint32_t> ranks;
+  std::vector<std::uint32_t> items;
 };
+
+/// Adds a value that several ranks hold to the pattern.
+void AddValue(const std::vector<LocalPlan>& plans, const std::vector<ObjectValue>& values,
+              ReplicaPattern* pattern) {
+  if (pattern == nullptr || (values.size() == 1 && values[0].ranks.size() == 1)) {
+    return;
+  }
+  std::vector<HeldContent> holders;
+  for (const ObjectValue& value : values) {
+    for (std::size_t i = 0; i < value.ranks.size(); ++i) {
+      const std::size_t item = plans[value.ranks[i]].tensors.size() + value.items[i];
+      holders.push_back({value.ranks[i], static_cast<std::uint32_t>(item), value.content});
+    }
+  }
+  std::sort(holders.begin(), holders.end(),
+            [](const HeldContent& a, const HeldContent& b) { return a.rank < b.rank; });
+  pattern->Add(holders);
+}
+
+/// Adds a shard that several ranks hold to the pattern.
+void AddShard(Holders holders, ReplicaPattern* pattern) {
+  if (pattern == nullptr || holders.size() < 2) {
+    return;
+  }
+  std::vector<HeldContent> contents;
+  contents.reserve(holders.size());
+  for (const Held& one : holders) {
+    contents.push_back({one.rank, one.index, ContentOf(*one.item)});
+  }
+  pattern->Add(contents);
+}
 
 /// `writers` says who writes values that are archives with tensors.
 void AssignObjects(const std::vector<LocalPlan>& plans, Differing differing, const Writers& writers,
-                   SettledPlan* settled) {
+                   ReplicaPattern* pattern, SettledPlan* settled) {
   std::map<std::string_view, std::vector<ObjectValue>> values;
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     for (std::size_t i = 0; i < plans[rank].objects.size(); ++i) {
@@ -227,24 +259,26 @@ void AssignObjects(const std::vector<LocalPlan>& plans, Differing differing, con
         return value.content == item.content;
       });
       if (at == known.end()) {
-        known.push_back({item.content, static_cast<std::uint32_t>(i), {}});
+        known.push_back({item.content, {}, {}});
         at = std::prev(known.end());
       }
       at->ranks.push_back(static_cast<std::uint32_t>(rank));
+      at->items.push_back(static_cast<std::uint32_t>(i));
     }
   }
   for (const auto& [fqn, known] : values) {
+    AddValue(plans, known, pattern);
     const auto writer = writers.find(fqn);
     const Writer chosen =
-        writer == writers.end() ? Writer{known[0].ranks[0], known[0].item} : writer->second;
+        writer == writers.end() ? Writer{known[0].ranks[0], known[0].items[0]} : writer->second;
     settled->ranks[chosen.rank].objects.push_back(chosen.item);
     if (known.size() > 1) {
       settled->differing_objects.emplace_back(fqn);
     }
     for (std::size_t i = 1; i < known.size() && differing == Differing::kKeep; ++i) {
       RankAssignment& assignment = settled->ranks[known[i].ranks[0]];
-      assignment.objects.push_back(known[i].item);
-      assignment.object_variants.push_back({known[i].item, RangesOf(known[i].ranks)});
+      assignment.objects.push_back(known[i].items[0]);
+      assignment.object_variants.push_back({known[i].items[0], RangesOf(known[i].ranks)});
     }
   }
 }
@@ -269,7 +303,8 @@ bool IsTensor(const std::string& fqn, const std::vector<Shard>& shards, const Al
 
 }  // namespace
 
-Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep) {
+Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep,
+                           ReplicaPattern* pattern) {
   const Aliases aliases = SettleTies(plans);
   const std::vector<Held> held = InOrder(plans, aliases);
   VARVE_ASSIGN_OR_RETURN(const std::vector<Shard> shards, GroupShards(held));
@@ -279,6 +314,7 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep) 
   std::vector<const Shard*> diverged;
   std::map<std::string_view, std::vector<Part>> archives;
   for (const Shard& shard : shards) {
+    AddShard(shard.holders, pattern);
     const bool differs = ReplicasDiffer(shard.holders);
     if (differs) {
       differing.insert(shard.item().fqn());
@@ -318,7 +354,7 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep) 
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     AssignAliases(plans[rank], aliases, &settled.ranks[rank]);
   }
-  AssignObjects(plans, keep, writers, &settled);
+  AssignObjects(plans, keep, writers, pattern, &settled);
   for (RankAssignment& assignment : settled.ranks) {
     SortItems(&assignment);
   }

@@ -1,8 +1,8 @@
 // A coordinated save: two exchanges, or three, whatever the number of ranks.
 //   A. Every rank contributes its options and its local plan, which has a fingerprint of each
-//      shard; one more exchange brings what plans do not have in common, and rank 0 has from no
-//      earlier save (plan_exchange.cc). The coordinator checks that the options agree (terms.h),
-//      settles who writes what, finds replicas that differ, and checks that the index can be
+//      shard, or says that it is as in an earlier save; one more exchange brings what plans do not
+//      have in common, and rank 0 has from no earlier save (plans/plan_exchange.cc). The
+//      coordinator checks that the options agree (plans/terms.h), settles who writes what, finds replicas that differ, and checks that the index can be
 //      written. Then it claims the name and makes the staging directory (commit.cc, steps 0-4); each
 //      rank learns its part.
 //   B. Every rank writes and syncs its data file, then contributes its checksums. The coordinator
@@ -31,7 +31,6 @@
 
 #include "base/bytes.h"
 #include "base/guarded.h"
-#include "base/name_list.h"
 #include "base/phase_fields.h"
 #include "base/time_source.h"
 #include "base/trace.h"
@@ -39,29 +38,16 @@
 #include "catalogue/open.h"
 #include "catalogue/scan.h"
 #include "catalogue/side_files.h"
-#include "plan/fields.h"
 #include "publish/claim.h"
 #include "publish/publisher.h"
 #include "publish/save_id.h"
 #include "publish/upload_claim.h"
-#include "save/data_writer.h"
-#include "save/fingerprint.h"
 #include "save/later_job.h"
-#include "save/plan_exchange.h"
+#include "save/plans/agree.h"
 #include "save/report_outcome.h"
-#include "save/terms.h"
 #include "save/written_format.h"
 
 namespace varve {
-
-/// The share that exchange A gives a rank to write.
-struct SaveShare {
-  FileIdentity identity;
-  RankAssignment assignment;
-  Bytes placement;
-  bool joins = false;
-  std::string claim;
-};
 
 /// What a rank brings to exchange B.
 struct RankReceipt {
@@ -72,11 +58,6 @@ struct RankReceipt {
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, RankReceipt>& mine) {
   archive(mine.receipt, mine.phases);
-}
-
-template <class Archive>
-void Fields(Archive& archive, FieldsOf<Archive, SaveShare>& share) {
-  archive(share.identity, share.assignment, share.placement, share.joins, share.claim);
 }
 
 namespace {
@@ -103,26 +84,23 @@ class CoordinatedSave final : public SaveSession {
 
   Status Plan(Coordinator& coordinator, const Status& ready) override {
     start_ = Now();
-    // Checked here and not before: a rank that returned early would leave the others waiting.
-    auto mine = Guarded([&] {
-      const PhaseTimer timer(&phases_, "plan");
-      return MakeContribution(coordinator, ready);
-    });
-    std::optional<PhaseTimer> timer(std::in_place, &phases_, "exchange");
-    const auto settle = [&](std::vector<LocalPlan> others) { return Settle(std::move(others)); };
-    const auto reply = ExchangePlans(coordinator, what_, std::move(mine), settled_.plans,
-                                     options_.timeout, std::cref(settle));
-    timer.reset();
-    if (!reply.ok()) {
+    PlanAgreement agreement({*state_, path_, options_, storage_, claim_ == Claim::kApart},
+                            &settled_, &phases_);
+    const auto claim = [&]() -> Result<std::string> {
+      if (claim_ == Claim::kWithPlan) {
+        VARVE_RETURN_IF_ERROR(ClaimName());
+      }
+      return commit_ == nullptr ? std::string() : commit_->claim();
+    };
+    Status agreed = agreement.Exchange(coordinator, what_, ready, claim);
+    if (!agreed.ok()) {
       LeaveClaim();
-      return reply.status();
+      return agreed;
     }
-    settled_.identity.rank = static_cast<std::uint32_t>(coordinator.rank());
-    settled_.identity.world_size = static_cast<std::uint32_t>(coordinator.size());
     // A failure is this rank's alone: Write reports it to the others.
     prepared_ = Guarded([&] {
       const PhaseTimer layout(&phases_, "plan");
-      VARVE_RETURN_IF_ERROR(coordinator.is_coordinator() ? Status::Ok() : TakeAssignment(*reply));
+      VARVE_RETURN_IF_ERROR(agreement.TakeShare());
       return Prepare();
     });
     return Status::Ok();
@@ -177,90 +155,6 @@ class CoordinatedSave final : public SaveSession {
         ->PlaceOf(path, settled_.identity.save_id, format().HasFixedNames());
   }
   [[nodiscard]] Deadline NextDeadline() const { return Now() + options_.timeout; }
-
-  /// Returns what this rank brings to exchange A. Keeps the plan.
-  Contribution MakeContribution(const Coordinator& coordinator, const Status& ready) {
-    VARVE_RETURN_IF_ERROR(CopyOf(ready));
-    VARVE_RETURN_IF_ERROR(CheckSaveOptions(options_, path_));
-    settled_.format = options_.format;
-    settled_.shard_size = options_.shard_size;
-    settled_.one_writer = Place(path_).one_writer;
-    if (coordinator.rank() == 0) {
-      VARVE_RETURN_IF_ERROR(CheckSideFiles(state_->files));
-      settled_.side_files = state_->files;
-    }
-    VARVE_RETURN_IF_ERROR(CheckPickles(*state_, options_.format));
-    VARVE_ASSIGN_OR_RETURN(LocalPlan plan, MakeLocalPlan(*state_));
-    if (format().check_own != nullptr) {
-      VARVE_RETURN_IF_ERROR(format().check_own(plan, coordinator.size()));
-    }
-    if (coordinator.size() > 1) {
-      VARVE_RETURN_IF_ERROR(AddFingerprints(*state_, options_.check_replicas, &plan));
-    }
-    const auto terms = TermsOf(options_, path_, coordinator.size(), claim_ == Claim::kApart);
-    // The coordinator's own plan and share go the short way.
-    settled_.plans.clear();
-    settled_.plans.push_back(std::move(plan));
-    return EncodeTerms(terms,
-                       coordinator.is_coordinator() ? Bytes() : EncodePlanHead(settled_.plan()));
-  }
-
-  /// Decodes the share that exchange A has given this rank, which is not the coordinator.
-  Status TakeAssignment(std::string_view reply) {
-    VARVE_ASSIGN_OR_RETURN(SaveShare share, DecodeFields<SaveShare>(reply));
-    settled_.identity = share.identity;
-    settled_.settled.ranks.clear();
-    settled_.settled.ranks.push_back(std::move(share.assignment));
-    settled_.placement = std::move(share.placement);
-    settled_.joins = share.joins;
-    settled_.claim = std::move(share.claim);
-    return Status::Ok();
-  }
-
-  /// Settles the plan, on the coordinator within exchange A.
-  Result<std::vector<std::string>> Settle(std::vector<LocalPlan> others) {
-    std::move(others.begin(), others.end(), std::back_inserter(settled_.plans));
-    const bool keeps = format().holds_variants && options_.on_difference != OnDifference::kFirst;
-    VARVE_ASSIGN_OR_RETURN(
-        settled_.settled,
-        varve::Settle(settled_.plans, keeps ? Differing::kKeep : Differing::kFirst));
-    VARVE_RETURN_IF_ERROR(CheckReplicasAgree());
-    FileIdentity& identity = settled_.identity;
-    VARVE_ASSIGN_OR_RETURN(identity.save_id, options_.save_id ? *options_.save_id : RandomSaveId());
-    identity.created_ns = UnixTimeNs();
-    identity.block_bytes = options_.block_bytes;
-    identity.world_size = static_cast<std::uint32_t>(settled_.plans.size());
-    VARVE_RETURN_IF_ERROR(format().check(settled_));
-    std::vector<Bytes> placements(settled_.plans.size());
-    if (format().place != nullptr) {
-      VARVE_ASSIGN_OR_RETURN(placements, format().place(&settled_));
-      settled_.placement = placements[0];  // What follows looks at it.
-    }
-    settled_.joins = format().joined != nullptr && format().joined->is_needed(settled_);
-    if (claim_ == Claim::kWithPlan) {
-      VARVE_RETURN_IF_ERROR(ClaimName());
-    }
-    settled_.claim = commit_ == nullptr ? "" : commit_->claim();
-    std::vector<std::string> replies(placements.size());
-    for (std::size_t rank = 1; rank < placements.size(); ++rank) {
-      FileIdentity theirs = identity;
-      theirs.rank = static_cast<std::uint32_t>(rank);
-      replies[rank] =
-          EncodeFields(SaveShare{theirs, settled_.settled.ranks[rank], std::move(placements[rank]),
-                                 settled_.joins, settled_.claim});
-    }
-    return replies;
-  }
-
-  [[nodiscard]] Status CheckReplicasAgree() const {
-    const std::vector<std::string>& differing = settled_.settled.differing_tensors;
-    if (differing.empty() || options_.on_difference != OnDifference::kError) {
-      return Status::Ok();
-    }
-    return FailedPrecondition(
-        "tensors differ between the ranks that hold them: " + NameSome(differing) +
-        "; nothing was written. Give what each rank has for itself a name of its own");
-  }
 
   /// Returns the files that the checkpoint will have beside those whose names Varve alone gives.
   [[nodiscard]] std::vector<BroughtFile> Brought() const {

@@ -366,15 +366,15 @@ Result<CheckpointIndex> MakeDcpIndex(const SettledSave& settled,
                                      const std::vector<std::string>& receipts,
                                      const std::string& below) {
   DcpIndexBuilder index(settled.identity.block_bytes);
-  for (std::size_t rank = 0; rank < receipts.size(); ++rank) {
+  const auto add = [&](std::uint32_t rank, const LocalPlan& plan,
+                       const RankAssignment& assignment) -> Status {
     VARVE_ASSIGN_OR_RETURN(const DcpFile file, DecodeDcpFile(receipts[rank]));
-    VARVE_RETURN_IF_ERROR(AddRank(static_cast<std::uint32_t>(rank), settled.plans[rank],
-                                  settled.settled.ranks[rank], file, &index));
-  }
-  const std::vector<RankAssignment>& assignments = settled.settled.ranks;
+    return AddRank(rank, plan, assignment, file, &index);
+  };
+  VARVE_RETURN_IF_ERROR(settled.ForEachRank(add));
   std::optional<Value> structure;
-  if (!assignments.empty() && !assignments[0].structure.empty()) {
-    VARVE_ASSIGN_OR_RETURN(structure, DecodeValue(assignments[0].structure));
+  if (!settled.assignment().structure.empty()) {
+    VARVE_ASSIGN_OR_RETURN(structure, DecodeValue(settled.assignment().structure));
   }
   return index.Finish(structure, DescribeSideFiles(settled.side_files), below);
 }

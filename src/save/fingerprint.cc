@@ -217,14 +217,24 @@ Status FillFingerprints(std::span<const ShardToHash> shards, CheckReplicas check
   return fill().Annotate("compare the replicas of tensors on devices");
 }
 
-Status AddFingerprints(const State& state, CheckReplicas check, LocalPlan* plan) {
+Status AddFingerprints(const State& state, CheckReplicas check, LocalPlan* plan,
+                       const ComparedItems* shared) {
   std::vector<ShardToHash> shards;
-  for (std::size_t i = 0; i < state.tensors.size(); ++i) {
+  const auto add = [&](std::size_t i) {
     const SourceTensor& source = state.tensors[i];
-    if (!IsProduced(source.source) && !IsEmpty(source.box)) {
+    std::uint64_t& fingerprint = plan->tensors[i].fingerprint;
+    if (fingerprint == 0 && !IsProduced(source.source) && !IsEmpty(source.box)) {
       const StridedMemory memory = MemoryOf(source.source, source.dtype, source.box);
-      shards.push_back({Region(source.box, memory, source.box), DeviceOf(source.source),
-                        &plan->tensors[i].fingerprint});
+      shards.push_back(
+          {Region(source.box, memory, source.box), DeviceOf(source.source), &fingerprint});
+    }
+  };
+  if (shared != nullptr) {
+    shared->ForEachShared(state.tensors.size(),
+                          [&](std::size_t item, std::uint64_t /*group*/) { add(item); });
+  } else {
+    for (std::size_t i = 0; i < state.tensors.size(); ++i) {
+      add(i);
     }
   }
   return FillFingerprints(shards, check);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/device_move.h"
+#include "plan/replica_pattern.h"
 #include "plan/save_plan.h"
 #include "tensor/region.h"
 #include "varve/checkpoint.h"
@@ -37,8 +38,10 @@ struct ShardToHash {
 /// DeviceWaits has been done, and many of them by one call. Errors: CudaDevices::Move's.
 Status FillFingerprints(std::span<const ShardToHash> shards, CheckReplicas check);
 
-/// Fills the fingerprint of each item of `plan`, which MakeLocalPlan made of `state`. They stay
-/// unknown for tensors that are produced, and for empty shards. Errors: FillFingerprints's.
-Status AddFingerprints(const State& state, CheckReplicas check, LocalPlan* plan);
+/// Fills the fingerprints that items of `plan` do not have yet; MakeLocalPlan made it of `state`.
+/// Of all items where `shared` is null, else of those that other ranks hold too. They stay unknown
+/// for tensors that are produced, and for empty shards. Errors: FillFingerprints's.
+Status AddFingerprints(const State& state, CheckReplicas check, LocalPlan* plan,
+                       const ComparedItems* shared = nullptr);
 
 }  // namespace varve

@@ -170,8 +170,8 @@ Result<CheckpointIndex> MakeHfaiIndex(const SettledSave& /*settled*/,
 
 std::vector<std::string> NamesOfParts(const SettledSave& settled) {
   std::vector<std::string> names;
-  names.reserve(settled.plans.size());
-  for (std::size_t rank = 0; rank < settled.plans.size(); ++rank) {
+  names.reserve(settled.identity.world_size);
+  for (std::size_t rank = 0; rank < settled.identity.world_size; ++rank) {
     names.push_back(HfaiPartName(rank));
   }
   return names;

@@ -36,15 +36,15 @@ Result<CheckpointIndex> MakeNativeIndex(const SettledSave& settled,
                                         const std::vector<std::string>& receipts,
                                         FileIdentity identity) {
   HeaderMerge merge;
-  for (std::size_t rank = 0; rank < receipts.size(); ++rank) {
+  const auto add = [&](std::uint32_t rank, const LocalPlan& plan,
+                       const RankAssignment& assignment) -> Status {
     VARVE_ASSIGN_OR_RETURN(const WriteReceipt receipt, DecodeReceipt(receipts[rank]));
-    identity.rank = static_cast<std::uint32_t>(rank);
-    VARVE_ASSIGN_OR_RETURN(FilePlan file,
-                           PlanFile(settled.plans[rank], settled.settled.ranks[rank], identity));
+    identity.rank = rank;
+    VARVE_ASSIGN_OR_RETURN(FilePlan file, PlanFile(plan, assignment, identity));
     VARVE_RETURN_IF_ERROR(ApplyReceipt(receipt, &file.header));
-    VARVE_RETURN_IF_ERROR(
-        merge.Add({std::move(file.header), receipt.header_bytes, receipt.header_crc32c}));
-  }
+    return merge.Add({std::move(file.header), receipt.header_bytes, receipt.header_crc32c});
+  };
+  VARVE_RETURN_IF_ERROR(settled.ForEachRank(add));
   VARVE_ASSIGN_OR_RETURN(Metadata metadata, merge.Finish());
   metadata.side_files = DescribeSideFiles(settled.side_files);
   CheckpointIndex made;

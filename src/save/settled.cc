@@ -9,6 +9,34 @@
 
 namespace varve {
 
+Status SettledSave::ForEachRank(
+    const std::function<Status(std::uint32_t rank, const LocalPlan& plan,
+                               const RankAssignment& assignment)>& visit) const {
+  VARVE_RETURN_IF_ERROR(visit(0, plan(), assignment()));
+  for (std::uint32_t rank = 1; rank < others->world_size(); ++rank) {
+    VARVE_ASSIGN_OR_RETURN(LocalPlan theirs, others->PlanOf(rank));
+    VARVE_ASSIGN_OR_RETURN(const RankAssignment writes, others->AssignmentOf(rank));
+    if (const auto changed = sizes.find(rank); changed != sizes.end()) {
+      VARVE_RETURN_IF_ERROR(ApplySizes(changed->second, &theirs));
+    }
+    VARVE_RETURN_IF_ERROR(visit(rank, theirs, writes));
+  }
+  return Status::Ok();
+}
+
+Result<std::pair<std::vector<LocalPlan>, SettledPlan>> SettledSave::OfAllRanks() const {
+  std::pair<std::vector<LocalPlan>, SettledPlan> all;
+  VARVE_RETURN_IF_ERROR(ForEachRank(
+      [&](std::uint32_t /*rank*/, const LocalPlan& plan, const RankAssignment& assignment) {
+        all.first.push_back(plan);
+        all.second.ranks.push_back(assignment);
+        return Status::Ok();
+      }));
+  all.second.differing_objects = settled.differing_objects;
+  all.second.differing_tensors = settled.differing_tensors;
+  return all;
+}
+
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, SettledPlan>& plan) {
   archive(plan.ranks, plan.differing_objects, plan.differing_tensors);
@@ -19,39 +47,48 @@ void Fields(Archive& archive, FieldsOf<Archive, SideFile>& file) {
   archive(file.name, file.content);
 }
 
-/// Plans, whose tensors are listed once for all of them.
+/// This rank's plan.
 template <class Archive>
-void PlanFields(Archive& archive, FieldsOf<Archive, std::vector<LocalPlan>>& plans) {
-  SpecTable specs;
-  Bytes listed;
-  std::vector<Bytes> shares;
-  std::vector<Bytes> structures;
+void OwnPlanFields(Archive& archive, FieldsOf<Archive, std::vector<LocalPlan>>& plans) {
+  Bytes tensors;
+  Bytes shares;
+  Bytes structure;
   if constexpr (Archive::kWrites) {
-    for (const LocalPlan& plan : plans) {
-      specs.Add(plan);
-    }
-    listed = specs.Encode();
-    for (const LocalPlan& plan : plans) {
-      shares.push_back(EncodeShares(plan, specs));
-      structures.push_back(plan.structure);
-    }
+    const SpecTable specs(plans[0]);
+    tensors = specs.Encode();
+    shares = EncodeShares(plans[0], specs);
+    structure = plans[0].structure;
   }
-  archive(listed, shares, structures);
+  archive(tensors, shares, structure);
   if constexpr (!Archive::kWrites) {
     archive.Check(
         [&] {
-          auto table = SpecTable::Decode(listed);
-          for (std::size_t i = 0; table.ok() && i < shares.size(); ++i) {
-            auto plan = DecodeShares(shares[i], *table);
-            if (!plan.ok() || shares.size() != structures.size()) {
-              return false;
-            }
-            plan->structure = std::move(structures[i]);
+          const auto table = SpecTable::Decode(tensors);
+          auto plan = table.ok() ? DecodeShares(shares, *table) : table.status();
+          if (plan.ok()) {
+            plan->structure = std::move(structure);
             plans.push_back(std::move(*plan));
           }
-          return table.ok();
+          return plan.ok();
         },
-        "plans that are malformed");
+        "a plan that is malformed");
+  }
+}
+
+/// The plans of the others, where this rank has them.
+template <class Archive>
+void OtherPlanFields(Archive& archive,
+                     FieldsOf<Archive, std::shared_ptr<const RankPlans>>& others) {
+  bool has = others != nullptr;
+  archive(has);
+  if constexpr (Archive::kWrites) {
+    if (has) {
+      archive(*others);
+    }
+  } else if (has) {
+    auto plans = std::make_shared<RankPlans>();
+    archive(*plans);
+    others = std::move(plans);
   }
 }
 
@@ -61,13 +98,14 @@ void Fields(Archive& archive, FieldsOf<Archive, SettledSave>& save) {
   archive.Check([&] { return FindWrittenFormat(save.format) != nullptr; },
                 "a format that is not written");
   archive(save.identity, save.placement, save.layout, save.shard_size, save.one_writer, save.joins);
-  PlanFields(archive, save.plans);
-  archive(save.settled, save.side_files);
+  OwnPlanFields(archive, save.plans);
+  OtherPlanFields(archive, save.others);
+  archive(save.sizes, save.settled, save.side_files);
   archive.Check(
       [&] {
         const bool coordinates = save.identity.coordinated && save.identity.rank == 0;
-        return save.plans.size() == (coordinates ? save.identity.world_size : 1) &&
-               save.settled.ranks.size() == save.plans.size();
+        return save.settled.ranks.size() == 1 && coordinates == (save.others != nullptr) &&
+               (!coordinates || save.others->world_size() == save.identity.world_size);
       },
       "plans of other ranks than the save has");
 }

@@ -3,13 +3,18 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/fields.h"
 #include "plan/file_plan.h"
 #include "plan/save_plan.h"
+#include "save/plans/rank_plans.h"
 #include "varve/checkpoint.h"
 #include "varve/metadata.h"
 
@@ -27,15 +32,28 @@ struct SettledSave {
   bool joins = false;
   /// Commit::claim of this save; not where another process writes it.
   std::string claim{};
-  /// By rank on the coordinator of a coordinated save; else this rank's alone.
+  /// This rank's alone. While a coordinated save is settled they are those of all ranks, by rank, on
+  /// the coordinator: `others` has them afterwards.
   std::vector<LocalPlan> plans;
   SettledPlan settled;
+  /// On the coordinator of a coordinated save, once it is settled.
+  std::shared_ptr<const RankPlans> others;
+  /// Values of other sizes than in `others`, by rank.
+  std::map<std::uint32_t, std::vector<ObjectSize>> sizes;
   /// On the coordinator.
   std::vector<SideFile> side_files;
 
   /// Returns this rank's own plan, and its part in it.
   [[nodiscard]] const LocalPlan& plan() const { return plans[0]; }
   [[nodiscard]] const RankAssignment& assignment() const { return settled.ranks[0]; }
+
+  /// Calls `visit` with each rank's plan and what it writes, by rank, on the coordinator once the
+  /// save is settled. Plans of other ranks are without their structures. Errors: DataLoss; those of
+  /// `visit`.
+  Status ForEachRank(const std::function<Status(std::uint32_t rank, const LocalPlan& plan,
+                                                const RankAssignment& assignment)>& visit) const;
+  /// Returns the plans of all ranks, and the settled plan. Errors: as ForEachRank.
+  [[nodiscard]] Result<std::pair<std::vector<LocalPlan>, SettledPlan>> OfAllRanks() const;
 };
 
 /// For processes of one version of Varve on one machine; never stored.

@@ -1,4 +1,4 @@
-#include "save/plan_exchange.h"
+#include "save/plans/plan_exchange.h"
 
 #include <chrono>
 #include <memory>
@@ -8,43 +8,20 @@
 
 #include <gtest/gtest.h>
 
-#include "save/terms.h"
+#include "save/plans/terms.h"
+#include "support/counting_ranks.h"
 #include "support/plans.h"
 #include "support/status_matchers.h"
 
 namespace varve::plan_exchange_test {
 namespace {
 
+using test::CountingRank;
 using test::FailsWith;
 using test::IsOk;
+using test::MakeCountingRanks;
 using test::Slice;
 using test::Whole;
-
-/// Counts the messages that a rank sends, and their bytes; may change the last byte of one.
-class Counting final : public Coordinator {
- public:
-  explicit Counting(std::unique_ptr<Coordinator> ranks) : ranks_(std::move(ranks)) {}
-  [[nodiscard]] int rank() const override { return ranks_->rank(); }
-  [[nodiscard]] int size() const override { return ranks_->size(); }
-  Status Send(int to, std::string_view message, Deadline deadline) override {
-    std::string sent(message);
-    bytes_ += sent.size();
-    if (++messages_ == damaged_) {
-      sent.back() = static_cast<char>(sent.back() ^ 1);
-    }
-    return ranks_->Send(to, sent, deadline);
-  }
-  Result<std::string> Receive(int from, Deadline deadline) override {
-    return ranks_->Receive(from, deadline);
-  }
-
-  int messages_ = 0;
-  int damaged_ = 0;  ///< 0: none.
-  std::size_t bytes_ = 0;
-
- private:
-  std::unique_ptr<Coordinator> ranks_;
-};
 
 /// The outcome of an exchange of plans, on all ranks.
 struct Outcome {
@@ -54,28 +31,33 @@ struct Outcome {
   std::vector<std::size_t> bytes;
 };
 
-std::vector<std::unique_ptr<Counting>> MakeRanks(std::size_t count) {
-  std::vector<std::unique_ptr<Counting>> ranks;
-  for (auto& coordinator : MakeInProcessCoordinators(static_cast<int>(count))) {
-    ranks.push_back(std::make_unique<Counting>(std::move(coordinator)));
-  }
-  return ranks;
+/// A rank's side without `settle`.
+PlanExchange OfPlan(LocalPlan* plan, std::size_t ranks) {
+  PlanExchange mine;
+  mine.what = "save x";
+  mine.terms = EncodeTerms(TermsOf({}, "x", static_cast<int>(ranks), false), {});
+  mine.plan = plan;
+  mine.timeout = std::chrono::seconds(30);
+  mine.complete = [] { return Status::Ok(); };
+  return mine;
 }
 
 /// Exchanges plans between threads, a thread for each of `ranks`.
 Outcome Exchanged(const std::vector<LocalPlan>& plans,
-                  const std::vector<std::unique_ptr<Counting>>& ranks) {
+                  const std::vector<std::unique_ptr<CountingRank>>& ranks) {
   Outcome outcome;
   for (const auto& rank : ranks) {
-    rank->messages_ = 0;
-    rank->bytes_ = 0;
+    rank->Forget();
     outcome.replies.emplace_back(std::string());
   }
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     threads.emplace_back([&, rank] {
-      const std::vector<LocalPlan> own{plans[rank]};
-      const auto settle = [&](std::vector<LocalPlan> others) -> Result<std::vector<std::string>> {
+      LocalPlan own = plans[rank];
+      PlanExchange mine = OfPlan(&own, plans.size());
+      mine.settle = [&](std::vector<LocalPlan> others,
+                        const RankPlans& encoded) -> Result<std::vector<std::string>> {
+        EXPECT_EQ(encoded.world_size(), plans.size());
         outcome.others = std::move(others);
         std::vector<std::string> replies;
         for (std::size_t i = 0; i < plans.size(); ++i) {
@@ -84,27 +66,23 @@ Outcome Exchanged(const std::vector<LocalPlan>& plans,
         return replies;
       };
       const auto in_step = MakeInStep({std::shared_ptr<void>(), ranks[rank].get()});
-      outcome.replies[rank] =
-          ExchangePlans(*in_step, "save x",
-                        EncodeTerms(TermsOf({}, "x", static_cast<int>(plans.size()), false),
-                                    rank == 0 ? Bytes() : EncodePlanHead(own[0])),
-                        own, std::chrono::seconds(30), settle);
+      outcome.replies[rank] = ExchangePlans(*in_step, mine);
     });
   }
   for (std::thread& thread : threads) {
     thread.join();
   }
   for (const auto& rank : ranks) {
-    outcome.messages.push_back(rank->messages_);
-    outcome.bytes.push_back(rank->bytes_);
+    outcome.messages.push_back(rank->messages());
+    outcome.bytes.push_back(rank->bytes());
   }
   return outcome;
 }
 
 /// The same, by new ranks; rank `damaging` damages its `damaged`-th message.
 Outcome Exchanged(const std::vector<LocalPlan>& plans, std::size_t damaging = 0, int damaged = 0) {
-  const auto ranks = MakeRanks(plans.size());
-  ranks[damaging]->damaged_ = damaged;
+  const auto ranks = MakeCountingRanks(plans.size());
+  ranks[damaging]->Damage(damaged);
   return Exchanged(plans, ranks);
 }
 
@@ -158,7 +136,7 @@ TEST(PlanExchange, AsksTheLowestRankForWhatTheCoordinatorDoesNotKnow) {
 TEST(PlanExchange, DoesNotAskAgainForWhatAnEarlierOneBrought) {
   std::vector<LocalPlan> plans{{}, OfSlices(0, 2), OfSlices(1, 2)};
   plans[2].structure = "of rank 2";
-  const auto ranks = MakeRanks(plans.size());
+  const auto ranks = MakeCountingRanks(plans.size());
   EXPECT_EQ(Exchanged(plans, ranks).messages, (std::vector<int>{4, 2, 2}));
   const Outcome later = Exchanged(plans, ranks);
   EXPECT_EQ(later.messages, (std::vector<int>{2, 1, 1}));
@@ -186,14 +164,12 @@ TEST(PlanExchange, NoticesARankThatIsInItsNextSave) {
     replies.emplace_back(std::string());
   }
   const auto exchange = [&](std::size_t rank) {
-    const std::vector<LocalPlan> own{plans[rank]};
-    replies[rank] = ExchangePlans(
-        *ranks[rank], "save x",
-        EncodeTerms(TermsOf({}, "x", 3, false), rank == 0 ? Bytes() : EncodePlanHead(own[0])), own,
-        std::chrono::seconds(30),
-        [](const std::vector<LocalPlan>&) -> Result<std::vector<std::string>> {
-          return std::vector<std::string>(3, "share");
-        });
+    LocalPlan own = plans[rank];
+    PlanExchange mine = OfPlan(&own, 3);
+    mine.settle = [](const std::vector<LocalPlan>&, const RankPlans&) {
+      return Result<std::vector<std::string>>(std::vector<std::string>(3, "share"));
+    };
+    replies[rank] = ExchangePlans(*ranks[rank], mine);
   };
   {
     const std::jthread zero([&] { exchange(0); });

@@ -1,4 +1,4 @@
-#include "save/terms.h"
+#include "save/plans/terms.h"
 
 #include <string>
 #include <thread>

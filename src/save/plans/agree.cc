@@ -1,0 +1,314 @@
+#include "save/plans/agree.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/guarded.h"
+#include "base/name_list.h"
+#include "base/time_source.h"
+#include "catalogue/side_files.h"
+#include "plan/fields.h"
+#include "publish/publisher.h"
+#include "publish/save_id.h"
+#include "save/data_writer.h"
+#include "save/fingerprint.h"
+#include "save/plans/plan_exchange.h"
+#include "save/plans/terms.h"
+#include "save/session.h"
+#include "save/written_format.h"
+
+namespace varve {
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, ComparedItems::Run>& run) {
+  archive(run.items, run.group);
+}
+
+/// The part of a settled plan that a rank is told.
+struct SettledShare {
+  RankAssignment assignment;
+  Bytes placement;
+  Hash128 agreement;  ///< Zero where the coordinator keeps none.
+  std::vector<ComparedItems::Run> compared;
+};
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, SettledShare>& share) {
+  archive(share.assignment, share.placement, share.agreement, share.compared);
+}
+
+/// The share that exchange A gives a rank to write.
+struct SaveShare {
+  FileIdentity identity;
+  bool joins = false;
+  std::string claim;
+  std::optional<SettledShare> settled;  ///< Nothing where it is as before.
+};
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, SaveShare>& share) {
+  archive(share.identity, share.joins, share.claim, share.settled);
+}
+
+namespace {
+
+const WrittenFormat& FormatOf(const SettledSave& settled) {
+  return *FindWrittenFormat(settled.format);
+}
+
+Status CheckReplicasAgree(const SettledPlan& settled, OnDifference on_difference) {
+  const std::vector<std::string>& differing = settled.differing_tensors;
+  if (differing.empty() || on_difference != OnDifference::kError) {
+    return Status::Ok();
+  }
+  return FailedPrecondition(
+      "tensors differ between the ranks that hold them: " + NameSome(differing) +
+      "; nothing was written. Give what each rank has for itself a name of its own");
+}
+
+/// Returns an agreement with the parts that all ranks keep alike.
+std::shared_ptr<Agreement> MakeAgreement(const Hash128& id, Bytes terms, const LocalPlan& plan,
+                                         RankAssignment assignment, ComparedItems compared) {
+  auto made = std::make_shared<Agreement>();
+  made->id = id;
+  made->terms = std::move(terms);
+  made->tensors = DigestOfTensors(plan);
+  made->structure = DigestOfStructure(plan);
+  made->plan.tensors = plan.tensors;
+  made->plan.objects = plan.objects;
+  made->assignment = std::move(assignment);
+  made->compared = std::move(compared);
+  return made;
+}
+
+}  // namespace
+
+Bytes PlanAgreement::Terms() const {
+  const SaveOptions& options = call_.options;
+  Bytes terms;
+  ByteWriter out(&terms);
+  out.U8(static_cast<std::uint8_t>(options.format));
+  out.U8(static_cast<std::uint8_t>(options.on_difference));
+  out.U8(static_cast<std::uint8_t>(options.check_replicas));
+  out.U8(settled_->one_writer ? 1 : 0);
+  out.U64(options.shard_size);
+  out.U64(options.block_bytes);
+  return terms;
+}
+
+Status PlanAgreement::MakePlan(Coordinator& coordinator, const Status& ready) {
+  const PhaseTimer timer(phases_, "plan");
+  const SaveOptions& options = call_.options;
+  VARVE_RETURN_IF_ERROR(CopyOf(ready));
+  VARVE_RETURN_IF_ERROR(CheckSaveOptions(options, call_.path));
+  settled_->format = options.format;
+  settled_->shard_size = options.shard_size;
+  const WrittenFormat& format = FormatOf(*settled_);
+  settled_->one_writer = PublisherOf(call_.storage, call_.path)
+                             ->PlaceOf(call_.path, settled_->identity.save_id,
+                                       format.HasFixedNames())
+                             .one_writer;
+  if (coordinator.rank() == 0) {
+    VARVE_RETURN_IF_ERROR(CheckSideFiles(call_.state.files));
+    settled_->side_files = call_.state.files;
+  }
+  VARVE_RETURN_IF_ERROR(CheckPickles(call_.state, options.format));
+  VARVE_ASSIGN_OR_RETURN(LocalPlan plan, MakeLocalPlan(call_.state));
+  if (format.check_own != nullptr) {
+    VARVE_RETURN_IF_ERROR(format.check_own(plan, coordinator.size()));
+  }
+  settled_->plans.clear();
+  settled_->plans.push_back(std::move(plan));
+  if (coordinator.size() == 1) {
+    return Status::Ok();
+  }
+  // A format that places chunks itself may give them to other ranks than was settled.
+  if (format.place == nullptr) {
+    agreements_ = Agreements::Of(coordinator);
+    before_ = agreements_->Find(settled_->plan(), Terms());
+  }
+  return before_ == nullptr ? Complete()
+                            : AddFingerprints(call_.state, options.check_replicas,
+                                              settled_->plans.data(), &before_->compared);
+}
+
+/// Fills the fingerprints that the plan does not have yet.
+Status PlanAgreement::Complete() {
+  return AddFingerprints(call_.state, call_.options.check_replicas, settled_->plans.data());
+}
+
+Status PlanAgreement::Exchange(Coordinator& coordinator, std::string_view what,
+                               const Status& ready,
+                               const std::function<Result<std::string>()>& claim) {
+  PlanExchange mine;
+  mine.what = what;
+  mine.timeout = call_.options.timeout;
+  mine.ready = Guarded([&] { return MakePlan(coordinator, ready); });
+  if (mine.ready.ok()) {
+    mine.ready = Guarded([&] {
+      mine.terms = EncodeTerms(
+          TermsOf(call_.options, call_.path, coordinator.size(), call_.claims_apart), {});
+      mine.plan = settled_->plans.data();
+      return Status::Ok();
+    });
+  }
+  mine.before = before_.get();
+  mine.complete = [&] { return Complete(); };
+  mine.settle = [&](std::vector<LocalPlan> others, RankPlans encoded) {
+    return Settle(std::move(others), std::move(encoded), claim);
+  };
+  mine.settle_as_before = [&](std::map<std::uint32_t, std::vector<ObjectSize>> sizes) {
+    return SettleAsBefore(std::move(sizes), claim);
+  };
+  const PhaseTimer timer(phases_, "exchange");
+  auto reply = ExchangePlans(coordinator, mine);
+  VARVE_RETURN_IF_ERROR(reply.status());
+  settled_->identity.rank = static_cast<std::uint32_t>(coordinator.rank());
+  settled_->identity.world_size = static_cast<std::uint32_t>(coordinator.size());
+  reply_ = *std::move(reply);
+  return Status::Ok();
+}
+
+/// Gives a save of `ranks` its identity, on the coordinator.
+Status PlanAgreement::MakeIdentity(std::size_t ranks) {
+  FileIdentity& identity = settled_->identity;
+  const std::optional<SaveId>& given = call_.options.save_id;
+  VARVE_ASSIGN_OR_RETURN(identity.save_id, given ? *given : RandomSaveId());
+  identity.created_ns = UnixTimeNs();
+  identity.block_bytes = call_.options.block_bytes;
+  identity.world_size = static_cast<std::uint32_t>(ranks);
+  return Status::Ok();
+}
+
+/// Settles the plans of all ranks, on the coordinator within the exchange.
+Result<std::vector<std::string>> PlanAgreement::Settle(std::vector<LocalPlan> others,
+                                                       RankPlans encoded,
+                                                       const ClaimFunction& claim) {
+  std::vector<LocalPlan>& plans = settled_->plans;
+  SettledPlan& settled = settled_->settled;
+  std::move(others.begin(), others.end(), std::back_inserter(plans));
+  const WrittenFormat& format = FormatOf(*settled_);
+  const OnDifference on_difference = call_.options.on_difference;
+  const bool keeps = format.holds_variants && on_difference != OnDifference::kFirst;
+  std::optional<ReplicaPattern> pattern;
+  if (agreements_ != nullptr) {
+    pattern.emplace(plans);
+  }
+  VARVE_ASSIGN_OR_RETURN(settled,
+                         varve::Settle(plans, keeps ? Differing::kKeep : Differing::kFirst,
+                                       pattern ? &*pattern : nullptr));
+  VARVE_RETURN_IF_ERROR(CheckReplicasAgree(settled, on_difference));
+  VARVE_RETURN_IF_ERROR(MakeIdentity(plans.size()));
+  VARVE_RETURN_IF_ERROR(format.check(*settled_));
+  std::vector<SettledShare> shares(plans.size());
+  if (format.place != nullptr) {
+    VARVE_ASSIGN_OR_RETURN(std::vector<Bytes> placements, format.place(settled_));
+    for (std::size_t rank = 0; rank < shares.size(); ++rank) {
+      shares[rank].placement = std::move(placements[rank]);
+    }
+    settled_->placement = shares[0].placement;  // What follows looks at it.
+  }
+  settled_->joins = format.joined != nullptr && format.joined->is_needed(*settled_);
+  VARVE_ASSIGN_OR_RETURN(settled_->claim, claim());
+  encoded.SetAssignments(settled.ranks);
+  settled_->others = std::make_shared<const RankPlans>(std::move(encoded));
+  for (std::size_t rank = 0; rank < shares.size(); ++rank) {
+    shares[rank].assignment = std::move(settled.ranks[rank]);
+  }
+  settled.ranks.assign(1, shares[0].assignment);
+  plans.resize(1);
+  if (pattern) {
+    Keep(*std::move(pattern), &shares);
+  }
+  std::vector<std::string> replies(shares.size());
+  for (std::size_t rank = 1; rank < shares.size(); ++rank) {
+    replies[rank] = EncodeShare(rank, std::move(shares[rank]));
+  }
+  return replies;
+}
+
+/// Keeps what was settled for later saves, where there is memory for it, and puts its number and
+/// what each rank compares into the shares. On the coordinator.
+void PlanAgreement::Keep(ReplicaPattern pattern, std::vector<SettledShare>* shares) {
+  (void)Guarded([&]() -> Status {
+    std::vector<ComparedItems> compared = pattern.Finish();
+    if (compared.empty()) {
+      return Status::Ok();
+    }
+    VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
+    auto agreement = MakeAgreement({id.bytes}, Terms(), settled_->plan(), settled_->assignment(),
+                                   std::move(compared[0]));
+    agreement->pattern = std::move(pattern);
+    agreement->differing_objects = settled_->settled.differing_objects;
+    agreement->differing_tensors = settled_->settled.differing_tensors;
+    agreement->others = settled_->others;
+    if (agreements_->Keep(agreement)) {
+      for (std::size_t rank = 1; rank < shares->size(); ++rank) {
+        (*shares)[rank].agreement = agreement->id;
+        (*shares)[rank].compared = std::move(compared[rank].runs);
+      }
+    }
+    return Status::Ok();
+  });
+}
+
+/// Takes what was settled in an earlier save, on the coordinator within the exchange.
+Result<std::vector<std::string>> PlanAgreement::SettleAsBefore(
+    std::map<std::uint32_t, std::vector<ObjectSize>> sizes, const ClaimFunction& claim) {
+  SettledPlan& settled = settled_->settled;
+  settled.ranks.assign(1, before_->assignment);
+  settled.differing_objects = before_->differing_objects;
+  settled.differing_tensors = before_->differing_tensors;
+  settled_->others = before_->others;
+  settled_->sizes = std::move(sizes);
+  const std::size_t ranks = before_->others->world_size();
+  VARVE_RETURN_IF_ERROR(MakeIdentity(ranks));
+  VARVE_ASSIGN_OR_RETURN(settled_->claim, claim());
+  std::vector<std::string> replies(ranks);
+  for (std::size_t rank = 1; rank < ranks; ++rank) {
+    replies[rank] = EncodeShare(rank, std::nullopt);
+  }
+  return replies;
+}
+
+Bytes PlanAgreement::EncodeShare(std::size_t rank, std::optional<SettledShare> settled) const {
+  SaveShare share{settled_->identity, settled_->joins, settled_->claim, std::move(settled)};
+  share.identity.rank = static_cast<std::uint32_t>(rank);
+  return EncodeFields(share);
+}
+
+Status PlanAgreement::TakeShare() {
+  if (settled_->identity.rank == 0) {
+    return Status::Ok();  // The coordinator's own share goes the short way.
+  }
+  VARVE_ASSIGN_OR_RETURN(SaveShare share, DecodeFields<SaveShare>(reply_));
+  settled_->identity = share.identity;
+  settled_->joins = share.joins;
+  settled_->claim = std::move(share.claim);
+  settled_->settled.ranks.clear();
+  if (!share.settled) {
+    if (before_ == nullptr) {
+      return Internal("the coordinator takes this rank's plan for that of an earlier save");
+    }
+    settled_->settled.ranks.push_back(before_->assignment);
+    return Status::Ok();
+  }
+  settled_->placement = std::move(share.settled->placement);
+  settled_->settled.ranks.push_back(std::move(share.settled->assignment));
+  if (agreements_ != nullptr && share.settled->agreement != Hash128()) {
+    (void)Guarded([&] {  // Without memory this rank sends its plan again.
+      agreements_->Keep(MakeAgreement(share.settled->agreement, Terms(), settled_->plan(),
+                                      settled_->assignment(),
+                                      {std::move(share.settled->compared)}));
+      return Status::Ok();
+    });
+  }
+  return Status::Ok();
+}
+
+}  // namespace varve

@@ -1,0 +1,317 @@
+// Saves that follow each other by the same ranks, which keep what they have agreed on.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "support/counting_ranks.h"
+#include "support/random.h"
+#include "support/status_matchers.h"
+#include "support/temp_dir.h"
+#include "tensor/box.h"
+#include "varve/catalogue.h"
+#include "varve/checkpoint.h"
+#include "varve/options.h"
+#include "varve/value.h"
+
+namespace varve::agree_test {
+namespace {
+
+using test::CountingRank;
+using test::IsOk;
+using test::MakeCountingRanks;
+using test::Random;
+using test::TempDir;
+
+constexpr std::uint64_t kColumns = 8;
+/// A plan of kLayers tensors has some thousand bytes.
+constexpr int kLayers = 200;
+constexpr std::size_t kFewBytes = 600;
+
+/// The state of all ranks of a job, each of which has its rows of every layer.
+class Job {
+ public:
+  explicit Job(std::size_t ranks) : ranks_(MakeCountingRanks(ranks)), states_(ranks) {
+    for (std::uint64_t rank = 0; rank < ranks; ++rank) {
+      State& state = states_[rank];
+      for (int i = 0; i < kLayers; ++i) {
+        AddTensor(rank, "layer" + std::to_string(i), {ranks, kColumns},
+                  {{rank, 0}, {1, kColumns}}, static_cast<float>(i));
+      }
+      AddTensor(rank, "norm", {kColumns}, {{0}, {kColumns}}, 1);
+      state.objects.push_back({"step", EncodeValue(Value::Int(0))});
+      state.objects.push_back({"random", EncodeValue(Value::Str(std::to_string(rank)))});
+    }
+  }
+
+  void AddTensor(std::size_t rank, const std::string& name, Dims shape, Box box, float value) {
+    auto& memory =
+        memory_.emplace_back(std::make_unique<std::vector<float>>(Volume(box.sizes), value));
+    states_[rank].tensors.push_back({name, DType::kFloat32, std::move(shape), std::move(box),
+                                     HostMemory{memory->data(), {}}});
+  }
+  [[nodiscard]] std::vector<float>& MemoryOf(std::size_t rank, std::size_t tensor) {
+    const auto* const data = std::get<HostMemory>(states_[rank].tensors[tensor].source).data;
+    for (const auto& memory : memory_) {
+      if (memory->data() == data) {
+        return *memory;
+      }
+    }
+    return *memory_.front();
+  }
+  /// Changes a tensor of a rank.
+  void Fill(std::size_t rank, std::size_t tensor, float value) {
+    auto& memory = MemoryOf(rank, tensor);
+    std::fill(memory.begin(), memory.end(), value);
+  }
+  void SetObject(std::size_t object, const Value& value) {
+    for (State& state : states_) {
+      state.objects[object].encoded = EncodeValue(value);
+    }
+  }
+  [[nodiscard]] std::size_t size() const { return states_.size(); }
+  [[nodiscard]] State& state(std::size_t rank) { return states_[rank]; }
+  /// Makes a rank forget what earlier saves have told it.
+  void Forget(std::size_t rank) { ranks_[rank] = ranks_[rank]->Anew(); }
+
+  /// Saves on all ranks; a failure fails the test. Returns the report of rank 0.
+  SaveReport SaveAll(const std::string& path, const SaveOptions& options = {}) {
+    return SaveBy(ranks_, path, options);
+  }
+  /// Saves by ranks that have never saved.
+  SaveReport SaveAnew(const std::string& path, const SaveOptions& options = {}) {
+    return SaveBy(MakeCountingRanks(size()), path, options);
+  }
+  /// Returns the size of the first message of a rank in the save before, and how many there were.
+  [[nodiscard]] std::size_t FirstMessage(std::size_t rank) const {
+    return ranks_[rank]->sizes().front();
+  }
+  [[nodiscard]] int Messages(std::size_t rank) const { return ranks_[rank]->messages(); }
+
+ private:
+  SaveReport SaveBy(const std::vector<std::unique_ptr<CountingRank>>& ranks,
+                    const std::string& path, const SaveOptions& options) {
+    std::vector<Result<SaveReport>> reports(ranks.size(), Internal("not run"));
+    {
+      std::vector<std::jthread> threads;
+      for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+        threads.emplace_back([&, rank] {
+          ranks[rank]->Forget();
+          reports[rank] = Save(states_[rank], path, options, *ranks[rank]);
+        });
+      }
+    }
+    for (const auto& report : reports) {
+      EXPECT_TRUE(IsOk(report));
+    }
+    return reports[0].ok() ? *reports[0] : SaveReport();
+  }
+
+  std::vector<std::unique_ptr<CountingRank>> ranks_;
+  std::vector<State> states_;
+  std::vector<std::unique_ptr<std::vector<float>>> memory_;
+};
+
+/// Returns the metadata of a checkpoint without what differs between two saves of one state.
+Metadata MetadataOf(const std::string& path) {
+  const auto reader = CheckpointReader::Open(path);
+  EXPECT_TRUE(IsOk(reader));
+  Metadata metadata = reader.ok() ? (*reader)->metadata() : Metadata();
+  for (DataFile& file : metadata.files) {
+    file.header_crc32c = 0;  // Of the time, among others.
+  }
+  return metadata;
+}
+
+/// Checks that a checkpoint is as ranks would write it that have never saved.
+void ExpectAsIfAnew(Job& job, const std::string& path, SaveOptions options) {
+  options.save_id = SaveId{{1, 2, 3}};
+  job.SaveAll(path, options);
+  job.SaveAnew(path + "-anew", options);
+  EXPECT_EQ(MetadataOf(path), MetadataOf(path + "-anew"));
+  const auto verified = Verify(path);
+  ASSERT_TRUE(IsOk(verified));
+  EXPECT_TRUE(verified->damages.empty());
+}
+
+TEST(PlansAsBefore, AreAFewBytesAndStoreTheNewContents) {
+  const TempDir dir;
+  Job job(3);
+  job.SaveAll(dir / "step-0");
+  EXPECT_GT(job.FirstMessage(1), kFewBytes);
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    job.Fill(rank, 7, 50 + static_cast<float>(rank));
+    job.Fill(rank, kLayers, 2);
+  }
+  job.SetObject(0, Value::Int(1));
+  ExpectAsIfAnew(job, dir / "step-1", {});
+  for (std::size_t rank = 1; rank < 3; ++rank) {
+    EXPECT_LT(job.FirstMessage(rank), kFewBytes);
+    EXPECT_EQ(job.Messages(rank), 2) << "the plan and the receipt";
+  }
+  auto reader = CheckpointReader::Open(dir / "step-1");
+  ASSERT_TRUE(IsOk(reader));
+  std::vector<float> layer(3 * kColumns);
+  const std::vector<TargetTensor> targets{{"layer7",
+                                           DType::kFloat32,
+                                           {3, kColumns},
+                                           WholeBox({3, kColumns}),
+                                           layer.data(),
+                                           {}}};
+  ASSERT_TRUE(IsOk((*reader)->ReadTensors(targets, {})));
+  EXPECT_EQ(layer.front(), 50);
+  EXPECT_EQ(layer.back(), 52);
+  const std::vector<std::string> names{"step"};
+  const auto step = (*reader)->ReadObjects(names);
+  ASSERT_TRUE(IsOk(step));
+  EXPECT_EQ(EncodeValue((*step)[0]), EncodeValue(Value::Int(1)));
+}
+
+TEST(PlansAsBefore, StillFindAReplicaThatDiffersOnOneRank) {
+  const TempDir dir;
+  Job job(3);
+  job.SaveAll(dir / "step-0");
+  job.Fill(2, kLayers, -1);
+  const SaveReport report = job.SaveAll(dir / "step-1");
+  EXPECT_EQ(report.differing_tensors, std::vector<std::string>{"norm"});
+  EXPECT_EQ(job.Messages(1), 3) << "the whole plan was asked for";
+  const SaveReport again = job.SaveAll(dir / "step-2");
+  EXPECT_EQ(again.differing_tensors, std::vector<std::string>{"norm"});
+  EXPECT_LT(job.FirstMessage(1), kFewBytes);
+  EXPECT_EQ(job.Messages(1), 2);
+  job.Fill(2, kLayers, 1);
+  EXPECT_TRUE(job.SaveAll(dir / "step-3").differing_tensors.empty());
+}
+
+TEST(PlansAsBefore, AreNotThoseOfOtherOptions) {
+  const TempDir dir;
+  Job job(2);
+  job.SaveAll(dir / "step-0");
+  job.SaveAll(dir / "step-1", {.block_bytes = 4096});
+  EXPECT_GT(job.FirstMessage(1), kFewBytes);
+}
+
+TEST(PlansAsBefore, MayHaveValuesOfOtherSizes) {
+  const TempDir dir;
+  Job job(3);
+  job.SaveAll(dir / "step-0");
+  job.state(2).objects[1].encoded = EncodeValue(Value::Str(std::string(5'000, 'r')));
+  job.SetObject(0, Value::Int(1'000'000));
+  ExpectAsIfAnew(job, dir / "step-1", {});
+  EXPECT_LT(job.FirstMessage(2), kFewBytes);
+  EXPECT_EQ(job.Messages(2), 2);
+  job.state(2).objects[1].encoded = EncodeValue(Value::Str(std::string(100'000, 'r')));
+  ExpectAsIfAnew(job, dir / "step-2", {});
+  EXPECT_GT(job.FirstMessage(2), kFewBytes) << "limits have to be checked anew";
+}
+
+TEST(PlansAsBefore, AreSentWholeWhereOneRankHasAnotherPlan) {
+  const TempDir dir;
+  Job job(3);
+  job.SaveAll(dir / "step-0");
+  job.AddTensor(1, "new", {4}, {{0}, {4}}, 5);
+  ExpectAsIfAnew(job, dir / "step-1", {});
+  EXPECT_LT(job.FirstMessage(2), kFewBytes) << "it cannot know of it";
+  EXPECT_EQ(job.Messages(2), 3);
+  ExpectAsIfAnew(job, dir / "step-2", {});
+  EXPECT_LT(job.FirstMessage(1), kFewBytes);
+  EXPECT_EQ(job.Messages(1), 2);
+}
+
+TEST(PlansAsBefore, AreSentWholeAfterARankHasForgottenThem) {
+  const TempDir dir;
+  for (std::size_t forgetful = 0; forgetful < 3; ++forgetful) {
+    Job job(3);
+    const std::string path = dir / std::to_string(forgetful);
+    job.SaveAll(path + "-0");
+    job.Forget(forgetful);
+    ExpectAsIfAnew(job, path + "-1", {});
+    ExpectAsIfAnew(job, path + "-2", {});
+    EXPECT_EQ(job.Messages(2), 2);
+    EXPECT_LT(job.FirstMessage(2), kFewBytes);
+  }
+}
+
+TEST(PlansAsBefore, HoldForEachFormatThatPlacesNothingItself) {
+  const TempDir dir;
+  for (const Format format : {Format::kVarve, Format::kDcp, Format::kSafetensors}) {
+    Job job(2);
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      job.state(rank).objects.clear();
+    }
+    const std::string path = dir / std::string(FormatName(format));
+    const SaveOptions options{.format = format};
+    job.SaveAll(path + "-0", options);
+    job.Fill(1, 3, 77);
+    job.SaveAll(path + "-1", options);
+    EXPECT_EQ(job.FirstMessage(1) < kFewBytes, format != Format::kSafetensors);
+    auto reader = CheckpointReader::Open(path + "-1");
+    ASSERT_TRUE(IsOk(reader));
+    std::vector<float> layer(2 * kColumns);
+    const std::vector<TargetTensor> targets{{"layer3",
+                                             DType::kFloat32,
+                                             {2, kColumns},
+                                             WholeBox({2, kColumns}),
+                                             layer.data(),
+                                             {}}};
+    ASSERT_TRUE(IsOk((*reader)->ReadTensors(targets, {})));
+    EXPECT_EQ(layer.front(), 3);
+    EXPECT_EQ(layer.back(), 77);
+  }
+}
+
+TEST(PlansAsBefore, AreKnownForSeveralStatesInTurns) {
+  const TempDir dir;
+  Job job(2);
+  for (int step = 0; step < 6; ++step) {
+    const bool with_more = step % 2 == 1;
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      if (with_more) {
+        job.AddTensor(rank, "optimizer", {4}, {{0}, {4}}, 5);
+      }
+    }
+    ExpectAsIfAnew(job, dir / ("step-" + std::to_string(step)), {});
+    EXPECT_EQ(job.FirstMessage(1) < kFewBytes, step >= 2);
+    for (std::size_t rank = 0; rank < 2 && with_more; ++rank) {
+      job.state(rank).tensors.pop_back();
+    }
+  }
+}
+
+/// Whatever changes between saves, each is as if there had been none before.
+TEST(PlansAsBefore, NeverShowInWhatIsStored) {
+  const TempDir dir;
+  Random random(11);
+  Job job(3);
+  for (int step = 0; step < 60; ++step) {
+    const std::size_t rank = random.Below(3);
+    SaveOptions options;
+    switch (random.Below(9)) {
+      case 0: job.Fill(rank, random.Below(kLayers + 1), static_cast<float>(step)); break;
+      case 1: job.SetObject(0, Value::Int(static_cast<std::int64_t>(step) << random.Below(40))); break;
+      case 2: job.SetObject(1, Value::Int(0)); break;
+      case 3:
+        job.state(rank).objects[1].encoded =
+            EncodeValue(Value::Str(std::string(random.Below(300), 'x')));
+        break;
+      case 4:
+        job.AddTensor(rank, "of" + std::to_string(rank) + "." + std::to_string(step), {2},
+                      {{0}, {2}}, 1);
+        break;
+      case 5: job.Forget(rank); break;
+      case 6: job.state(rank).structure = EncodeValue(Value()); break;
+      case 7: options.block_bytes = std::uint64_t{4096} << random.Below(3); break;
+      default: options.on_difference = OnDifference::kFirst; break;
+    }
+    ExpectAsIfAnew(job, dir / ("step-" + std::to_string(step)), options);
+  }
+}
+
+}  // namespace
+}  // namespace varve::agree_test

@@ -1,0 +1,58 @@
+/// Brings all ranks' local plans to the coordinator, and their shares back.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/bytes.h"
+#include "plan/save_plan.h"
+#include "save/plans/agreements.h"
+#include "save/plans/rank_plans.h"
+#include "varve/coordinator.h"
+#include "varve/status.h"
+
+namespace varve {
+
+/// One rank's side of an exchange of plans.
+struct PlanExchange {
+  std::string_view what;  ///< The operation, for messages.
+  Bytes terms;            ///< EncodeTerms.
+  /// This rank's plan; or why it has none, and then no more of it is looked at.
+  Status ready;
+  LocalPlan* plan = nullptr;
+  /// The agreement in which the plan is as now; null where there is none. Then the fingerprints of
+  /// the items that no other rank holds may be missing.
+  const Agreement* before = nullptr;
+  std::chrono::nanoseconds timeout{};  ///< Of each exchange.
+
+  /// Fills the fingerprints that are missing, where the whole plan is needed after all.
+  std::function<Status()> complete;
+  /// Settles the plans, on the coordinator: of the other ranks, and the same as they travel.
+  /// Returns a reply for each rank, its own included.
+  std::function<Result<std::vector<std::string>>(std::vector<LocalPlan>, RankPlans)> settle;
+  /// Does the same where all plans are as in `before`. `sizes` has, by rank, the values of other
+  /// sizes.
+  std::function<Result<std::vector<std::string>>(
+      std::map<std::uint32_t, std::vector<ObjectSize>> sizes)>
+      settle_as_before;
+};
+
+/// Sends the plan of this rank to the coordinator, and returns the reply to this rank. Collective:
+/// one exchange, or two; the account is in plan_exchange.cc. Errors: those of Exchange and of
+/// AgreeOnTerms; DataLoss naming a rank that has sent something malformed; FailedPrecondition
+/// naming one that makes another call.
+Result<std::string> ExchangePlans(Coordinator& coordinator, const PlanExchange& mine);
+
+/// Returns the digests of a plan's table of tensors, and of its structure.
+Hash128 DigestOfTensors(const LocalPlan& plan);
+Hash128 DigestOfStructure(const LocalPlan& plan);
+
+/// Returns the part of a rank's first message that is about its plan.
+Bytes EncodePlanHead(const LocalPlan& plan, const Agreement* before = nullptr);
+
+}  // namespace varve
