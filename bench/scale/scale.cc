@@ -1,5 +1,6 @@
-// Measures what grows with the number of ranks. One table: messages and bytes at rank 0 and at one
-// rank, their CPU time and memory, the manifest, the time to open it; and the exponents of a fit.
+// Measures what grows with the number of ranks. Two tables, of the first save of a job and of a
+// later one: messages and bytes at rank 0 and at one rank, their CPU time and memory, the manifest,
+// the time to open it; and the exponents of a fit.
 //
 // Rank 0 is a process that runs the real Save. Its coordinator gets each message from a second
 // process, which is all other ranks, one after the other: each runs the real Save too, once up to
@@ -14,7 +15,9 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
+#include <memory>
 #include <sstream>
 
 #include <sys/resource.h>
@@ -36,14 +39,35 @@ struct Cost {
   double rss_mib = 0;
 };
 
-double Seconds(const timeval& time) {
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
-}
+/// Measures this process from its making on. Memory is the peak of that time.
+class Meter {
+ public:
+  Meter() : before_(CpuSeconds()) {
+    std::ofstream("/proc/self/clear_refs") << "5";  // The peak begins anew.
+  }
+  [[nodiscard]] Cost cost() const {
+    std::ifstream status("/proc/self/status");
+    double kib = 0;
+    for (std::string word; status >> word;) {
+      if (word == "VmHWM:") {
+        status >> kib;
+      }
+    }
+    return {CpuSeconds() - before_, kib / 1024};
+  }
 
-Cost CostOf(const rusage& usage) {
-  return {Seconds(usage.ru_utime) + Seconds(usage.ru_stime),
-          static_cast<double>(usage.ru_maxrss) / 1024};
-}
+ private:
+  static double CpuSeconds() {
+    rusage usage{};
+    ::getrusage(RUSAGE_SELF, &usage);
+    const auto seconds = [](const timeval& time) {
+      return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+    };
+    return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+  }
+
+  double before_;
+};
 
 /// One line of the table. Trivial: it comes through a pipe.
 struct Row {
@@ -55,68 +79,104 @@ struct Row {
   double manifest_mib = 0, open_ms = 0, open_cpu_ms = 0;
 };
 
+constexpr std::uint64_t kSaves = 2;
+using Rows = std::array<Row, kSaves>;  // Of the first save, and of a later one.
+
 // ---- the process that is all other ranks ----
 
 enum class Ask : std::uint8_t { kPlan, kReply, kReceipt };
 
-/// Runs this program as one rank: the reply comes by `in`, the receipt goes by `out`.
+/// Runs this program as one rank, until its input ends: of each save the plan is asked for by an
+/// empty message, and the receipt, whose cost follows it, by the reply to the plan.
 [[noreturn]] void RunOneRank(const Job& job, std::uint64_t rank) {
-  Put(STDOUT_FILENO, MessageOf(job, rank, Take(STDIN_FILENO)));
+  OneRank one(job, rank);
+  for (std::uint64_t save = 1; save <= kSaves; ++save) {
+    Take(STDIN_FILENO);
+    Put(STDOUT_FILENO, one.MessageOf(save, std::nullopt));
+    std::string reply = Take(STDIN_FILENO);
+    const Meter meter;
+    Put(STDOUT_FILENO, one.MessageOf(save, std::move(reply)));
+    const Cost cost = meter.cost();
+    WriteAll(STDOUT_FILENO, &cost, sizeof(cost));
+  }
   std::_Exit(0);
 }
 
-/// Returns the receipt of a rank in a process of its own, and what it cost.
-std::string Measured(const Job& job, std::uint64_t rank, const std::string& reply, Cost* cost) {
-  std::array<int, 2> to{};
-  std::array<int, 2> from{};
-  if (::pipe(to.data()) != 0 || ::pipe(from.data()) != 0) {
-    Die("no pipe");
-  }
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::dup2(to[0], STDIN_FILENO);
-    ::dup2(from[1], STDOUT_FILENO);
-    for (const int fd : {to[0], to[1], from[0], from[1]}) {
-      ::close(fd);
+/// A rank in a process of its own.
+class MeasuredRank {
+ public:
+  MeasuredRank(const Job& job, std::uint64_t rank) {
+    std::array<int, 2> to{};
+    std::array<int, 2> from{};
+    if (::pipe(to.data()) != 0 || ::pipe(from.data()) != 0) {
+      Die("no pipe");
     }
-    const std::string number = std::to_string(rank);
-    const std::string ranks = std::to_string(job.ranks);
-    const std::string tensors = std::to_string(job.tensors);
-    ::execl("/proc/self/exe", "scale", "--one", number.c_str(), ranks.c_str(), tensors.c_str(),
-            job.path.c_str(), nullptr);
-    Die("cannot run itself");
+    if (::fork() == 0) {
+      ::dup2(to[0], STDIN_FILENO);
+      ::dup2(from[1], STDOUT_FILENO);
+      for (const int fd : {to[0], to[1], from[0], from[1]}) {
+        ::close(fd);
+      }
+      const std::string number = std::to_string(rank);
+      const std::string ranks = std::to_string(job.ranks);
+      const std::string tensors = std::to_string(job.tensors);
+      ::execl("/proc/self/exe", "scale", "--one", number.c_str(), ranks.c_str(), tensors.c_str(),
+              job.path.c_str(), nullptr);
+      Die("cannot run itself");
+    }
+    ::close(to[0]);
+    ::close(from[1]);
+    to_ = to[1];
+    from_ = from[0];
   }
-  ::close(to[0]);
-  ::close(from[1]);
-  Put(to[1], reply);
-  std::string receipt = Take(from[0]);
-  ::close(to[1]);
-  ::close(from[0]);
-  rusage usage{};
-  int status = 0;
-  ::wait4(child, &status, 0, &usage);
-  *cost = CostOf(usage);
-  return receipt;
-}
 
-std::uint64_t MeasuredRank(const Job& job) { return job.ranks / 2; }
+  std::string Plan() {
+    Put(to_, {});
+    return Take(from_);
+  }
+  /// Returns the receipt, and what the save has cost the rank.
+  std::string Receipt(const std::string& reply, Cost* cost) {
+    Put(to_, reply);
+    std::string receipt = Take(from_);
+    if (!ReadAll(from_, cost, sizeof(*cost))) {
+      Die("a process of the simulation has ended");
+    }
+    return receipt;
+  }
 
-/// Answers requests until the pipe ends; then reports the cost of the measured rank.
+ private:
+  int to_ = -1;
+  int from_ = -1;
+};
+
+std::uint64_t MeasuredNumber(const Job& job) { return job.ranks / 2; }
+
+/// Answers requests until the pipe ends. At the end of each save reports the cost of the measured
+/// rank.
 [[noreturn]] void RunOtherRanks(const Job& job, int asker) {
+  std::vector<std::unique_ptr<OneRank>> ranks;
+  for (std::uint64_t rank = 0; rank < job.ranks; ++rank) {
+    ranks.push_back(std::make_unique<OneRank>(job, rank));
+  }
+  MeasuredRank measured(job, MeasuredNumber(job));
   std::map<std::uint64_t, std::string> replies;
-  Cost one;
-  std::array<std::uint64_t, 2> question{};
+  Cost cost;
+  std::array<std::uint64_t, 3> question{};
   while (ReadAll(asker, question.data(), sizeof(question))) {
     const std::uint64_t rank = question[1];
+    const std::uint64_t save = question[2];
+    const bool is_measured = rank == MeasuredNumber(job);
     switch (static_cast<Ask>(question[0])) {
-      case Ask::kPlan: Put(asker, MessageOf(job, rank, std::nullopt)); break;
+      case Ask::kPlan:
+        Put(asker, is_measured ? measured.Plan() : ranks[rank]->MessageOf(save, std::nullopt));
+        break;
       case Ask::kReply: replies[rank] = Take(asker); break;
       case Ask::kReceipt: {
-        const auto reply = replies.extract(rank);
-        Put(asker, rank == MeasuredRank(job) ? Measured(job, rank, reply.mapped(), &one)
-                                             : MessageOf(job, rank, reply.mapped()));
+        const std::string reply = replies.extract(rank).mapped();
+        Put(asker,
+            is_measured ? measured.Receipt(reply, &cost) : ranks[rank]->MessageOf(save, reply));
         if (rank == job.ranks - 1) {
-          WriteAll(asker, &one, sizeof(one));
+          WriteAll(asker, &cost, sizeof(cost));
         }
         break;
       }
@@ -129,10 +189,18 @@ std::uint64_t MeasuredRank(const Job& job) { return job.ranks / 2; }
 
 class RankZero final : public Coordinator {
  public:
-  RankZero(const Job& job, int others, Row* row)
-      : job_(job), others_(others), row_(row), received_(job.ranks), sent_(job.ranks) {}
+  RankZero(const Job& job, int others)
+      : job_(job), others_(others), received_(job.ranks), sent_(job.ranks) {}
   [[nodiscard]] int rank() const override { return 0; }
   [[nodiscard]] int size() const override { return static_cast<int>(job_.ranks); }
+
+  /// Begins the save of a number, which `row` describes.
+  void Begin(std::uint64_t save, Row* row) {
+    save_ = save;
+    row_ = row;
+    received_.assign(job_.ranks, 0);
+    sent_.assign(job_.ranks, 0);
+  }
 
   Status Send(int to, std::string_view message, Deadline /*deadline*/) override {
     const auto rank = static_cast<std::uint64_t>(to);
@@ -157,27 +225,28 @@ class RankZero final : public Coordinator {
 
  private:
   void AskFor(Ask what, std::uint64_t rank) const {
-    const std::array<std::uint64_t, 2> question{static_cast<std::uint64_t>(what), rank};
+    const std::array<std::uint64_t, 3> question{static_cast<std::uint64_t>(what), rank, save_};
     WriteAll(others_, question.data(), sizeof(question));
   }
   void Count(std::uint64_t rank, std::string_view message, double* messages, double* mib,
              double* one) const {
     ++*messages;
     *mib += static_cast<double>(message.size()) / (1 << 20);
-    if (rank == MeasuredRank(job_)) {
+    if (rank == MeasuredNumber(job_)) {
       *one += static_cast<double>(message.size());
     }
   }
 
   const Job job_;
   const int others_;
-  Row* const row_;
+  std::uint64_t save_ = 0;
+  Row* row_ = nullptr;
   std::vector<int> received_;
   std::vector<int> sent_;
 };
 
-/// Runs rank 0 in a process of its own, so that its peak of memory is that of this save.
-Row RunRankZero(const Job& job) {
+/// Runs rank 0 in a process of its own, so that its peak of memory is that of its saves.
+Rows RunRankZero(const Job& job) {
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) != 0) {
     Die("no socket");
@@ -187,36 +256,40 @@ Row RunRankZero(const Job& job) {
     RunOtherRanks(job, ends[1]);
   }
   ::close(ends[1]);
-  Row row;
-  row.ranks = static_cast<double>(job.ranks);
   const std::vector<float> memory = MakeMemory(job);
-  RankZero coordinator(job, ends[0], &row);
-  const auto saved = Save(StateOf(job, 0, memory), job.path, LongSave(), coordinator);
-  if (!saved.ok()) {
-    Die(saved.status().message());
+  RankZero coordinator(job, ends[0]);
+  Rows rows;
+  for (std::uint64_t save = 1; save <= kSaves; ++save) {
+    Row& row = rows[save - 1];
+    row.ranks = static_cast<double>(job.ranks);
+    coordinator.Begin(save, &row);
+    const Meter meter;
+    const auto in_step = MakeInStep({std::shared_ptr<void>(), &coordinator});
+    const auto saved = Save(StateOf(job, 0, save, memory), PathOf(job, save), LongSave(), *in_step);
+    if (!saved.ok()) {
+      Die(saved.status().message());
+    }
+    row.rank0 = meter.cost();
   }
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  row.rank0 = CostOf(usage);
   ::close(ends[0]);
-  return row;
+  return rows;
 }
 
 /// Runs `work` in a process that begins with this one's small memory.
-template <class Work>
-void InChild(const Work& work, Row* row) {
+template <class Work, class Made>
+void InChild(const Work& work, Made* out) {
   std::array<int, 2> ends{};
   if (::pipe(ends.data()) != 0) {
     Die("no pipe");
   }
   const pid_t child = ::fork();
   if (child == 0) {
-    const Row made = work();
+    const Made made = work();
     WriteAll(ends[1], &made, sizeof(made));
     std::_Exit(0);
   }
   ::close(ends[1]);
-  if (!ReadAll(ends[0], row, sizeof(*row))) {
+  if (!ReadAll(ends[0], out, sizeof(*out))) {
     std::_Exit(1);  // The child has printed the cause.
   }
   ::close(ends[0]);
@@ -224,33 +297,38 @@ void InChild(const Work& work, Row* row) {
   ::waitpid(child, &status, 0);
 }
 
-Row RunJob(const Job& job) {
-  Row row;
-  InChild([&] { return RunRankZero(job); }, &row);
-  row.manifest_mib =
-      static_cast<double>(std::filesystem::file_size(job.path + "/manifest.bin")) / (1 << 20);
+/// Opens the checkpoint of a save in a process of its own, and notes what that costs.
+void OpenIn(const Job& job, std::uint64_t save, Row* row) {
+  const std::string path = PathOf(job, save);
+  row->manifest_mib =
+      static_cast<double>(std::filesystem::file_size(path + "/manifest.bin")) / (1 << 20);
   Row opened;
   InChild(
       [&] {
-        rusage before{};
-        ::getrusage(RUSAGE_SELF, &before);
+        const Meter meter;
         const auto begin = Clock::now();
-        const auto reader = CheckpointReader::Open(job.path);
+        const auto reader = CheckpointReader::Open(path);
         if (!reader.ok() || (*reader)->metadata().tensors.size() != job.tensors ||
             (*reader)->metadata().files.size() != job.ranks) {
           Die("the checkpoint is not what was saved: " + reader.status().message());
         }
         Row timed;
         timed.open_ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-        rusage after{};
-        ::getrusage(RUSAGE_SELF, &after);
-        timed.open_cpu_ms = (CostOf(after).cpu_seconds - CostOf(before).cpu_seconds) * 1000;
+        timed.open_cpu_ms = meter.cost().cpu_seconds * 1000;
         return timed;
       },
       &opened);
-  row.open_ms = opened.open_ms;
-  row.open_cpu_ms = opened.open_cpu_ms;
-  return row;
+  row->open_ms = opened.open_ms;
+  row->open_cpu_ms = opened.open_cpu_ms;
+}
+
+Rows RunJob(const Job& job) {
+  Rows rows;
+  InChild([&] { return RunRankZero(job); }, &rows);
+  for (std::uint64_t save = 1; save <= kSaves; ++save) {
+    OpenIn(job, save, &rows[save - 1]);
+  }
+  return rows;
 }
 
 // ---- the table ----
@@ -334,17 +412,22 @@ int Main(int argc, char** argv) {
     }
   }
   const std::string folder = place + "/varve-scale-" + std::to_string(::getpid());
-  std::vector<Row> rows;
+  std::vector<Row> first;
+  std::vector<Row> later;
   for (const std::uint64_t ranks : worlds) {
     if (ranks < 2) {
       Die("--ranks: at least 2");
     }
-    rows.push_back(RunJob({ranks, tensors, folder + "/step-" + std::to_string(ranks)}));
+    const Rows rows = RunJob({ranks, tensors, folder + "/of-" + std::to_string(ranks)});
+    first.push_back(rows.front());
+    later.push_back(rows.back());
     std::filesystem::remove_all(folder);
   }
-  std::printf("%llu tensors, each sharded over all ranks; rank 0, then one rank\n",
+  std::printf("%llu tensors, each sharded over all ranks; rank 0, then one rank; first save\n",
               static_cast<unsigned long long>(tensors));
-  Print(rows);
+  Print(first);
+  std::printf("a later save\n");
+  Print(later);
   return 0;
 }
 

@@ -23,9 +23,11 @@ constexpr std::uint64_t kColumns = 8;
 
 constexpr std::uint64_t kElements = kRowsPerRank * kColumns;
 
-/// Returns the state of one rank: its rows of every tensor, as FSDP shards them, and a value of its
-/// own. `memory` backs it, that of MakeMemory: tensors of one memory would be tied.
-inline State StateOf(const Job& job, std::uint64_t rank, const std::vector<float>& memory) {
+/// Returns the state of one rank in the save of a number: its rows of every tensor, as FSDP shards
+/// them, a value of its own, and the step. `memory` backs it, that of MakeMemory: tensors of one
+/// memory would be tied.
+inline State StateOf(const Job& job, std::uint64_t rank, std::uint64_t save,
+                     const std::vector<float>& memory) {
   State state;
   for (std::uint64_t i = 0; i < job.tensors; ++i) {
     const Dims shape{job.ranks * kRowsPerRank, kColumns};
@@ -37,7 +39,12 @@ inline State StateOf(const Job& job, std::uint64_t rank, const std::vector<float
   state.objects.push_back(
       {"train/rank" + std::to_string(rank),
        EncodeValue(Value::Str("random state of rank " + std::to_string(rank)))});
+  state.objects.push_back({"train/step", EncodeValue(Value::Int(static_cast<int>(save) * 100))});
   return state;
+}
+
+inline std::string PathOf(const Job& job, std::uint64_t save) {
+  return job.path + "-" + std::to_string(save);
 }
 
 inline std::vector<float> MakeMemory(const Job& job) {
