@@ -73,6 +73,7 @@ class Meter {
 struct Row {
   double ranks = 0;
   double messages_in = 0, mib_in = 0, messages_out = 0, mib_out = 0;
+  double call_cpu_ms = 0;  // Of rank 0, until all ranks have their shares.
   Cost rank0;
   double one_bytes_out = 0, one_bytes_in = 0;
   Cost one;
@@ -194,9 +195,10 @@ class RankZero final : public Coordinator {
   [[nodiscard]] int rank() const override { return 0; }
   [[nodiscard]] int size() const override { return static_cast<int>(job_.ranks); }
 
-  /// Begins the save of a number, which `row` describes.
-  void Begin(std::uint64_t save, Row* row) {
+  /// Begins the save of a number, which `row` describes and `meter` measures.
+  void Begin(std::uint64_t save, const Meter& meter, Row* row) {
     save_ = save;
+    meter_ = &meter;
     row_ = row;
     received_.assign(job_.ranks, 0);
     sent_.assign(job_.ranks, 0);
@@ -214,6 +216,9 @@ class RankZero final : public Coordinator {
 
   Result<std::string> Receive(int from, Deadline /*deadline*/) override {
     const auto rank = static_cast<std::uint64_t>(from);
+    if (received_[rank] == 1 && rank == 1) {
+      row_->call_cpu_ms = meter_->cost().cpu_seconds * 1000;
+    }
     AskFor(received_[rank]++ == 0 ? Ask::kPlan : Ask::kReceipt, rank);
     std::string message = Take(others_);
     Count(rank, message, &row_->messages_in, &row_->mib_in, &row_->one_bytes_out);
@@ -240,6 +245,7 @@ class RankZero final : public Coordinator {
   const Job job_;
   const int others_;
   std::uint64_t save_ = 0;
+  const Meter* meter_ = nullptr;
   Row* row_ = nullptr;
   std::vector<int> received_;
   std::vector<int> sent_;
@@ -262,8 +268,8 @@ Rows RunRankZero(const Job& job) {
   for (std::uint64_t save = 1; save <= kSaves; ++save) {
     Row& row = rows[save - 1];
     row.ranks = static_cast<double>(job.ranks);
-    coordinator.Begin(save, &row);
     const Meter meter;
+    coordinator.Begin(save, meter, &row);
     const auto in_step = MakeInStep({std::shared_ptr<void>(), &coordinator});
     const auto saved = Save(StateOf(job, 0, save, memory), PathOf(job, save), LongSave(), *in_step);
     if (!saved.ok()) {
@@ -345,6 +351,7 @@ constexpr auto kColumnsShown = std::to_array<Column>({
     {"msgs in", 8, 0, [](const Row& r) { return r.messages_in; }},
     {"MiB in", 8, 2, [](const Row& r) { return r.mib_in; }},
     {"MiB out", 8, 2, [](const Row& r) { return r.mib_out; }},
+    {"call ms", 9, 2, [](const Row& r) { return r.call_cpu_ms; }},
     {"CPU s", 8, 3, [](const Row& r) { return r.rank0.cpu_seconds; }},
     {"RSS MiB", 8, 1, [](const Row& r) { return r.rank0.rss_mib; }},
     {"1: B out", 9, 0, [](const Row& r) { return r.one_bytes_out; }},

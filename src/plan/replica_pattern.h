@@ -19,8 +19,8 @@ namespace varve {
 
 /// What the items of one rank's plan are to the other ranks.
 struct ComparedItems {
-  static constexpr std::uint64_t kHeldAlone = 0;  ///< No other rank holds it.
-  static constexpr std::uint64_t kDiffers = 1;    ///< Some other rank holds another content.
+  static constexpr std::uint64_t kHeldAlone = 0;   ///< No other rank holds it.
+  static constexpr std::uint64_t kDiffers = 1;     ///< Some other rank holds another content.
   static constexpr std::uint64_t kFirstGroup = 2;  ///< All its holders have the same: a group.
 
   /// Items that follow each other in LocalPlan::tensors and then in LocalPlan::objects.
@@ -48,7 +48,7 @@ struct ComparedItems {
 
 /// The contents of one rank's shared items, as a few sums.
 struct ReplicaSums {
-  std::vector<Hash128> groups;    ///< One for each group of the rank, by its number.
+  std::vector<Hash128> groups;     ///< One for each group of the rank, by its number.
   std::vector<Hash128> differing;  ///< The contents of the items that differ, by item.
 };
 

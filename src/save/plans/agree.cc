@@ -109,10 +109,10 @@ Status PlanAgreement::MakePlan(Coordinator& coordinator, const Status& ready) {
   settled_->format = options.format;
   settled_->shard_size = options.shard_size;
   const WrittenFormat& format = FormatOf(*settled_);
-  settled_->one_writer = PublisherOf(call_.storage, call_.path)
-                             ->PlaceOf(call_.path, settled_->identity.save_id,
-                                       format.HasFixedNames())
-                             .one_writer;
+  settled_->one_writer =
+      PublisherOf(call_.storage, call_.path)
+          ->PlaceOf(call_.path, settled_->identity.save_id, format.HasFixedNames())
+          .one_writer;
   if (coordinator.rank() == 0) {
     VARVE_RETURN_IF_ERROR(CheckSideFiles(call_.state.files));
     settled_->side_files = call_.state.files;
@@ -132,18 +132,18 @@ Status PlanAgreement::MakePlan(Coordinator& coordinator, const Status& ready) {
     agreements_ = Agreements::Of(coordinator);
     before_ = agreements_->Find(settled_->plan(), Terms());
   }
-  return before_ == nullptr ? Complete()
-                            : AddFingerprints(call_.state, options.check_replicas,
-                                              settled_->plans.data(), &before_->compared);
+  return AddFingerprints(call_.state, options.check_replicas, settled_->plans.data(),
+                         before_ == nullptr ? nullptr : &before_->compared);
 }
 
-/// Fills the fingerprints that the plan does not have yet.
+/// Fills the fingerprints that MakePlan has left out.
 Status PlanAgreement::Complete() {
-  return AddFingerprints(call_.state, call_.options.check_replicas, settled_->plans.data());
+  return before_ == nullptr
+             ? Status::Ok()
+             : AddFingerprints(call_.state, call_.options.check_replicas, settled_->plans.data());
 }
 
-Status PlanAgreement::Exchange(Coordinator& coordinator, std::string_view what,
-                               const Status& ready,
+Status PlanAgreement::Exchange(Coordinator& coordinator, std::string_view what, const Status& ready,
                                const std::function<Result<std::string>()>& claim) {
   PlanExchange mine;
   mine.what = what;
@@ -199,9 +199,8 @@ Result<std::vector<std::string>> PlanAgreement::Settle(std::vector<LocalPlan> ot
   if (agreements_ != nullptr) {
     pattern.emplace(plans);
   }
-  VARVE_ASSIGN_OR_RETURN(settled,
-                         varve::Settle(plans, keeps ? Differing::kKeep : Differing::kFirst,
-                                       pattern ? &*pattern : nullptr));
+  VARVE_ASSIGN_OR_RETURN(settled, varve::Settle(plans, keeps ? Differing::kKeep : Differing::kFirst,
+                                                pattern ? &*pattern : nullptr));
   VARVE_RETURN_IF_ERROR(CheckReplicasAgree(settled, on_difference));
   VARVE_RETURN_IF_ERROR(MakeIdentity(plans.size()));
   VARVE_RETURN_IF_ERROR(format.check(*settled_));

@@ -41,8 +41,8 @@ class Job {
     for (std::uint64_t rank = 0; rank < ranks; ++rank) {
       State& state = states_[rank];
       for (int i = 0; i < kLayers; ++i) {
-        AddTensor(rank, "layer" + std::to_string(i), {ranks, kColumns},
-                  {{rank, 0}, {1, kColumns}}, static_cast<float>(i));
+        AddTensor(rank, "layer" + std::to_string(i), {ranks, kColumns}, {{rank, 0}, {1, kColumns}},
+                  static_cast<float>(i));
       }
       AddTensor(rank, "norm", {kColumns}, {{0}, {kColumns}}, 1);
       state.objects.push_back({"step", EncodeValue(Value::Int(0))});
@@ -53,8 +53,8 @@ class Job {
   void AddTensor(std::size_t rank, const std::string& name, Dims shape, Box box, float value) {
     auto& memory =
         memory_.emplace_back(std::make_unique<std::vector<float>>(Volume(box.sizes), value));
-    states_[rank].tensors.push_back({name, DType::kFloat32, std::move(shape), std::move(box),
-                                     HostMemory{memory->data(), {}}});
+    states_[rank].tensors.push_back(
+        {name, DType::kFloat32, std::move(shape), std::move(box), HostMemory{memory->data(), {}}});
   }
   [[nodiscard]] std::vector<float>& MemoryOf(std::size_t rank, std::size_t tensor) {
     const auto* const data = std::get<HostMemory>(states_[rank].tensors[tensor].source).data;
@@ -158,12 +158,8 @@ TEST(PlansAsBefore, AreAFewBytesAndStoreTheNewContents) {
   auto reader = CheckpointReader::Open(dir / "step-1");
   ASSERT_TRUE(IsOk(reader));
   std::vector<float> layer(3 * kColumns);
-  const std::vector<TargetTensor> targets{{"layer7",
-                                           DType::kFloat32,
-                                           {3, kColumns},
-                                           WholeBox({3, kColumns}),
-                                           layer.data(),
-                                           {}}};
+  const std::vector<TargetTensor> targets{
+      {"layer7", DType::kFloat32, {3, kColumns}, WholeBox({3, kColumns}), layer.data(), {}}};
   ASSERT_TRUE(IsOk((*reader)->ReadTensors(targets, {})));
   EXPECT_EQ(layer.front(), 50);
   EXPECT_EQ(layer.back(), 52);
@@ -254,12 +250,8 @@ TEST(PlansAsBefore, HoldForEachFormatThatPlacesNothingItself) {
     auto reader = CheckpointReader::Open(path + "-1");
     ASSERT_TRUE(IsOk(reader));
     std::vector<float> layer(2 * kColumns);
-    const std::vector<TargetTensor> targets{{"layer3",
-                                             DType::kFloat32,
-                                             {2, kColumns},
-                                             WholeBox({2, kColumns}),
-                                             layer.data(),
-                                             {}}};
+    const std::vector<TargetTensor> targets{
+        {"layer3", DType::kFloat32, {2, kColumns}, WholeBox({2, kColumns}), layer.data(), {}}};
     ASSERT_TRUE(IsOk((*reader)->ReadTensors(targets, {})));
     EXPECT_EQ(layer.front(), 3);
     EXPECT_EQ(layer.back(), 77);
@@ -294,7 +286,9 @@ TEST(PlansAsBefore, NeverShowInWhatIsStored) {
     SaveOptions options;
     switch (random.Below(9)) {
       case 0: job.Fill(rank, random.Below(kLayers + 1), static_cast<float>(step)); break;
-      case 1: job.SetObject(0, Value::Int(static_cast<std::int64_t>(step) << random.Below(40))); break;
+      case 1:
+        job.SetObject(0, Value::Int(static_cast<std::int64_t>(step) << random.Below(40)));
+        break;
       case 2: job.SetObject(1, Value::Int(0)); break;
       case 3:
         job.state(rank).objects[1].encoded =

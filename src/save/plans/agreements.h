@@ -20,8 +20,8 @@ namespace varve {
 
 /// One rank's part in the settled plan of an earlier save.
 struct Agreement {
-  Hash128 id;  ///< Of the agreement, the same on all ranks; new for each that is settled.
-  Bytes terms;  ///< All that settling depends on besides plans.
+  Hash128 id;         ///< Of the agreement, the same on all ranks; new for each that is settled.
+  Bytes terms;        ///< All that settling depends on besides plans.
   Hash128 tensors;    ///< The digest of this rank's table of tensors, and of its structure.
   Hash128 structure;  ///< As PlanHead has them.
   LocalPlan plan;     ///< This rank's, without its structure.

@@ -55,6 +55,27 @@ std::string Describe(const std::vector<std::vector<SaveTerm>>& ranks, std::size_
   return ranks[0][number].name + " (" + text + ")";
 }
 
+/// Returns InvalidArgument where the terms of ranks differ; those that are empty are rank 0's.
+Status Compare(std::vector<std::vector<SaveTerm>> ranks) {
+  for (auto& terms : ranks) {
+    if (terms.empty()) {
+      terms = ranks[0];
+    }
+  }
+  std::string differing;
+  for (std::size_t number = 0; number < ranks[0].size(); ++number) {
+    for (const auto& terms : ranks) {
+      if (terms[number] != ranks[0][number]) {
+        differing += (differing.empty() ? "" : ", ") + Describe(ranks, number);
+        break;
+      }
+    }
+  }
+  return differing.empty() ? Status::Ok()
+                           : InvalidArgument("ranks differ in " + differing +
+                                             "; give all ranks the same arguments");
+}
+
 }  // namespace
 
 std::vector<SaveTerm> TermsOf(const SaveOptions& options, std::string_view path, int world_size,
@@ -78,9 +99,16 @@ Bytes EncodeTerms(const std::vector<SaveTerm>& terms, std::string_view plan) {
 }
 
 Status AgreeOnTerms(std::vector<std::string>* messages) {
-  std::vector<std::vector<SaveTerm>> ranks;
+  std::vector<std::vector<SaveTerm>> ranks;  // Empty where they are the same bytes as rank 0's.
+  std::string first;
+  bool differ = false;
   for (std::size_t rank = 0; rank < messages->size(); ++rank) {
     std::string& message = (*messages)[rank];
+    if (rank > 0 && message.starts_with(first)) {  // As it should be.
+      message.erase(0, first.size());
+      ranks.emplace_back();
+      continue;
+    }
     ByteReader in(message);
     TermsHeading heading;
     FieldReader{&in}(heading);
@@ -89,21 +117,14 @@ Status AgreeOnTerms(std::vector<std::string>* messages) {
                                 " has sent no save plan: it makes another call. All ranks must "
                                 "make the same calls in the same order");
     }
+    if (rank == 0) {
+      first = message.substr(0, in.position());
+    }
+    differ = differ || rank > 0;
     message.erase(0, in.position());
     ranks.push_back(std::move(heading.terms));
   }
-  std::string differing;
-  for (std::size_t number = 0; number < ranks[0].size(); ++number) {
-    for (const auto& terms : ranks) {
-      if (terms[number] != ranks[0][number]) {
-        differing += (differing.empty() ? "" : ", ") + Describe(ranks, number);
-        break;
-      }
-    }
-  }
-  return differing.empty() ? Status::Ok()
-                           : InvalidArgument("ranks differ in " + differing +
-                                             "; give all ranks the same arguments");
+  return differ ? Compare(std::move(ranks)) : Status::Ok();
 }
 
 }  // namespace varve

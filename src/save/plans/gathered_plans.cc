@@ -1,0 +1,192 @@
+#include "save/plans/gathered_plans.h"
+
+#include <utility>
+
+#include "base/checksum.h"
+#include "base/fields.h"
+#include "base/guarded.h"
+#include "plan/fields.h"
+
+namespace varve {
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, ReplicaSums>& sums) {
+  archive(sums.groups, sums.differing);
+}
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, PlanAsBefore>& before) {
+  archive(before.agreement, before.sums, before.sizes);
+}
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, PlanHead>& head) {
+  archive(head.tensors, head.structure, head.before, head.shares);
+}
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, PlanParts>& parts) {
+  archive(parts.head, parts.shares, parts.tensors, parts.structure);
+}
+
+template void Fields(FieldWriter& archive, const PlanHead& head);
+template void Fields(FieldWriter& archive, const PlanParts& parts);
+
+Hash128 DigestOfPart(std::string_view part) { return Xxh3(AsByteSpan(part)); }
+
+Status GatheredPlans::TakeHeads(const std::vector<std::string>& heads) {
+  heads_.resize(1);
+  heads_.reserve(heads.size());
+  for (std::size_t rank = 1; rank < heads.size(); ++rank) {
+    auto head = DecodeFields<PlanHead>(heads[rank]);
+    if (!head.ok()) {
+      return AnnotatePlan(head.status(), rank);
+    }
+    heads_.push_back({DigestOfPart(heads[rank]), std::move(*head)});
+  }
+  return Status::Ok();
+}
+
+bool GatheredPlans::AreAsIn(const Agreement& agreement, const LocalPlan& own) const {
+  std::vector<ReplicaSums> sums;
+  sums.reserve(heads_.size());
+  sums.push_back(SumsOf(own, agreement.compared));
+  for (std::size_t rank = 1; rank < heads_.size(); ++rank) {
+    const auto& before = heads_[rank].message.before;
+    if (!before || before->agreement != agreement.id) {
+      return false;
+    }
+    sums.push_back(before->sums);
+  }
+  return agreement.pattern.IsThatOf(sums);
+}
+
+std::map<std::uint32_t, std::vector<ObjectSize>> GatheredPlans::TakeSizes() {
+  std::map<std::uint32_t, std::vector<ObjectSize>> sizes;
+  for (std::size_t rank = 1; rank < heads_.size(); ++rank) {
+    auto& before = heads_[rank].message.before;
+    if (before && !before->sizes.empty()) {
+      sizes.emplace(static_cast<std::uint32_t>(rank), std::move(before->sizes));
+    }
+  }
+  return sizes;
+}
+
+void GatheredPlans::TakeKnown(const LocalPlan& own, KnownParts& known) {
+  if (heads_.size() < 2) {
+    return;
+  }
+  auto specs = std::make_shared<const SpecTable>(own);
+  heads_[0].message.tensors = DigestOfPart(specs->Encode());
+  heads_[0].message.structure = DigestOfPart(own.structure);
+  tensors_.emplace(heads_[0].message.tensors, std::move(specs));
+  structures_.emplace(heads_[0].message.structure, std::string());  // Its own plan has it.
+  const auto none = std::make_shared<const SpecTable>();
+  tensors_.emplace(DigestOfPart(none->Encode()), none);
+  structures_.emplace(DigestOfPart({}), std::string());
+  for (std::size_t rank = 0; rank < heads_.size(); ++rank) {
+    first_with_tensors_.emplace(heads_[rank].message.tensors, rank);
+    first_with_structure_.emplace(heads_[rank].message.structure, rank);
+  }
+  for (const auto& [digest, rank] : first_with_tensors_) {
+    const auto part = tensors_.contains(digest) ? std::nullopt : known.Find(digest);
+    if (part) {
+      auto table = SpecTable::Decode(*part);
+      if (table.ok()) {  // Else the rank announced another kind of part, and is asked.
+        tensors_.emplace(digest, std::make_shared<const SpecTable>(std::move(*table)));
+      }
+    }
+  }
+  for (const auto& [digest, rank] : first_with_structure_) {
+    auto part = structures_.contains(digest) ? std::nullopt : known.Find(digest);
+    if (part) {
+      structures_.emplace(digest, std::move(*part));
+    }
+  }
+}
+
+namespace {
+
+/// Keeps a part for later saves. Without memory it is asked for again.
+void Keep(const Hash128& digest, const std::string& part, KnownParts* known) {
+  (void)Guarded([&] {
+    known->Keep(digest, part);
+    return Status::Ok();
+  });
+}
+
+}  // namespace
+
+std::string GatheredPlans::Asked(std::size_t rank) const {
+  const PlanHead& head = heads_[rank].message;
+  char asked = head.before ? kAskedForShares : char{0};
+  if (!tensors_.contains(head.tensors) && first_with_tensors_.at(head.tensors) == rank) {
+    asked |= kAskedForTensors;
+  }
+  if (!structures_.contains(head.structure) && first_with_structure_.at(head.structure) == rank) {
+    asked |= kAskedForStructure;
+  }
+  return std::string(1, asked);
+}
+
+std::vector<std::string> GatheredPlans::Missing() const {
+  std::vector<std::string> asked(1, std::string(1, '\0'));
+  asked.reserve(heads_.size());
+  bool any = false;
+  for (std::size_t rank = 1; rank < heads_.size(); ++rank) {
+    asked.push_back(Asked(rank));
+    any = any || asked.back().front() != 0;
+  }
+  return any ? asked : std::vector<std::string>();
+}
+
+Status GatheredPlans::TakeParts(const std::vector<std::string>& parts, KnownParts& known) {
+  for (std::size_t rank = 1; rank < parts.size() && rank < heads_.size(); ++rank) {
+    const char asked = Asked(rank)[0];
+    PlanHead& head = heads_[rank].message;
+    auto sent = DecodeFields<PlanParts>(parts[rank]);
+    if (!sent.ok() || sent->head != heads_[rank].digest) {
+      return FailedPrecondition("rank " + std::to_string(rank) +
+                                " has sent no part of its plan: it makes another call. All ranks "
+                                "must make the same calls in the same order");
+    }
+    if (((asked & kAskedForTensors) != 0 && DigestOfPart(sent->tensors) != head.tensors) ||
+        ((asked & kAskedForStructure) != 0 && DigestOfPart(sent->structure) != head.structure)) {
+      return AnnotatePlan(DataLoss("the rank has sent another part than it announced"), rank);
+    }
+    if ((asked & kAskedForTensors) != 0) {
+      auto table = SpecTable::Decode(sent->tensors);
+      if (!table.ok()) {
+        return AnnotatePlan(table.status(), rank);
+      }
+      tensors_.emplace(head.tensors, std::make_shared<const SpecTable>(std::move(*table)));
+      Keep(head.tensors, sent->tensors, &known);
+    }
+    if ((asked & kAskedForStructure) != 0) {
+      Keep(head.structure, sent->structure, &known);
+      structures_.emplace(head.structure, std::move(sent->structure));
+    }
+    if ((asked & kAskedForShares) != 0) {
+      head.shares = std::move(sent->shares);
+      head.before.reset();
+    }
+  }
+  return Status::Ok();
+}
+
+Result<std::vector<LocalPlan>> GatheredPlans::Take(RankPlans* encoded) {
+  std::vector<LocalPlan> plans;
+  plans.reserve(heads_.size());
+  for (std::size_t rank = 1; rank < heads_.size(); ++rank) {
+    PlanHead& head = heads_[rank].message;
+    encoded->Add(tensors_.at(head.tensors), std::move(head.shares));
+    VARVE_ASSIGN_OR_RETURN(LocalPlan plan, encoded->PlanOf(rank));
+    if (first_with_structure_.at(head.structure) == rank) {
+      plan.structure = std::move(structures_.at(head.structure));
+    }
+    plans.push_back(std::move(plan));
+  }
+  return plans;
+}
+
+}  // namespace varve
