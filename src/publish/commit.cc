@@ -38,9 +38,9 @@
 //  8. Sync the staging directory: the files' names are durable before the directory's name is.
 //     Remove the mark, if there is one, and sync again. After a crash, a directory with the mark is
 //     a dead save's; in one without it the index tells which files are the checkpoint's.
-//  9. Publish. Nothing at NAME: (a) rename without replacing; if another save published NAME since
-//     step 4 (possible only without locks) this save fails and theirs stays. An empty directory
-//     there: rename over it, which fails if it has been filled meanwhile.
+//  9. Publish. Nothing at NAME, or an empty directory: (a) rename, which replaces no more than an
+//     empty directory. If another save published NAME since step 4 (possible only without locks)
+//     this save fails and theirs stays.
 //     Something at NAME: exchange the two names in one step, so that at every instant NAME is one
 //     whole checkpoint. Where the system has no exchange: (b) move NAME to .NAME.varve-old, sync
 //     PARENT, (c) rename staging to NAME. A crash between b and c leaves NAME absent; readers, ls
@@ -93,7 +93,7 @@ class RenameCommit final : public Commit {
 
  private:
   RenameCommit(Storage& storage, std::string path, std::string staging,
-               std::unique_ptr<StorageLock> lock, bool overwrite, bool over_empty);
+               std::unique_ptr<StorageLock> lock, bool overwrite);
   Status SyncFolders(const std::vector<DataFile>& files);
   Status KeepOnly(const std::vector<BroughtFile>& brought);
   Status CheckOthers(const std::vector<BroughtFile>& brought);
@@ -107,19 +107,17 @@ class RenameCommit final : public Commit {
   std::string staging_;
   std::unique_ptr<StorageLock> lock_;
   bool overwrite_;       ///< A checkpoint stands at `path_`.
-  bool over_empty_;      ///< An empty directory does.
   bool marked_ = false;  ///< The staging directory has the mark.
   bool done_ = false;
 };
 
 RenameCommit::RenameCommit(Storage& storage, std::string path, std::string staging,
-                           std::unique_ptr<StorageLock> lock, bool overwrite, bool over_empty)
+                           std::unique_ptr<StorageLock> lock, bool overwrite)
     : storage_(storage),
       path_(std::move(path)),
       staging_(std::move(staging)),
       lock_(std::move(lock)),
-      overwrite_(overwrite),
-      over_empty_(over_empty) {}
+      overwrite_(overwrite) {}
 
 RenameCommit::~RenameCommit() {
   if (!done_) {
@@ -159,7 +157,7 @@ Result<std::unique_ptr<Commit>> RenameCommit::Begin(Storage& storage, const std:
   }
   std::unique_ptr<RenameCommit> commit(
       new RenameCommit(storage, path, std::move(staging), locked ? std::move(*lock) : nullptr,
-                       occupant == Occupant::kCheckpoint, occupant == Occupant::kEmptyDirectory));
+                       occupant == Occupant::kCheckpoint));
   commit->conflicts_ = std::move(conflicts);
   VARVE_RETURN_IF_ERROR(resumes ? commit->KeepOnly(terms.brought) : Status::Ok());
   VARVE_RETURN_IF_ERROR(commit->CheckOthers(terms.brought));
@@ -287,8 +285,7 @@ Status RenameCommit::Publish(const std::vector<DataFile>& files,
   if (overwrite_) {                        // Step 9.
     VARVE_RETURN_IF_ERROR(Replace());
   } else {
-    VARVE_RETURN_IF_ERROR(storage_.Rename(
-        staging_, path_, over_empty_ ? RenameMode::kReplace : RenameMode::kNoReplace));
+    VARVE_RETURN_IF_ERROR(storage_.Rename(staging_, path_, RenameMode::kReplace));
   }
   // From here on the new checkpoint is what readers see: whatever happens, it must not be removed
   // as an abandoned staging directory.

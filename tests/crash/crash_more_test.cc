@@ -53,7 +53,8 @@ TEST_P(CrashTwice, ASecondCrashInTheNextSaveHarmsNothing) { Twice(SaveNext(), tr
 TEST_P(CrashTwice, ACrashOfTheCollectorHarmsNothing) { Twice(Collect(), false); }
 
 INSTANTIATE_TEST_SUITE_P(Disk, CrashTwice,
-                         Join(CellsOf({"Varve"}, {"Disk", "DiskWithoutExchange"}, kFirstAndOver),
+                         Join(CellsOf({"Varve"}, {"Disk", "DiskWithoutExchange", "BareDisk"},
+                                      kFirstAndOver),
                               CellsOf({"Varve"},
                                       {"Disk", "DiskWithoutExchange", "DiskWithoutLinks"},
                                       {Before::kBesideUsersFiles}),
@@ -65,7 +66,10 @@ INSTANTIATE_TEST_SUITE_P(Disk, CrashTwice,
 
 /// A save that dies anywhere on a disk, when the user has put a file beside the old checkpoint just
 /// before the names were exchanged.
-class CrashAfterALateFile : public CrashCell {};
+class CrashAfterALateFile : public CrashCell {
+ protected:
+  static constexpr std::uint64_t kSeeds = 12;  // One in four loses the first of two renames alone.
+};
 
 TEST_P(CrashAfterALateFile, LosesNoFile) {
   auto& disk = dynamic_cast<Disk&>(*place_);
@@ -78,8 +82,9 @@ TEST_P(CrashAfterALateFile, LosesNoFile) {
     faulty.StopAt(k);
     users_ = early;
     bool arrived = false;
-    faulty.SetObserver([&](Operation operation, const std::string&) {
-      if (operation == Operation::kRename && !std::exchange(arrived, true)) {
+    faulty.SetObserver([&](Operation operation, const std::string& name) {
+      if (operation == Operation::kRename && name.find(".varve-saving-") != std::string::npos &&
+          !std::exchange(arrived, true)) {
         EXPECT_TRUE(IsOk(WriteWholeFile(*memory, place_->path() + "/late.log", "late")));
         EXPECT_TRUE(IsOk(memory->SyncDirectory(place_->path())));
         users_.Add("late.log", "late");
@@ -102,7 +107,7 @@ TEST_P(CrashAfterALateFile, LosesNoFile) {
       expect(*memory, 2);
     }
     for (const bool collects : {true, false}) {
-      for (const Survivor& survivor : Survivors(*memory, 2)) {
+      for (const Survivor& survivor : Survivors(*memory, kSeeds)) {
         const testing::ScopedTrace how("", 0, survivor.how);
         MemoryStorage& storage = *survivor.storage;
         const int seen = Seen(storage);

@@ -86,13 +86,6 @@ MUTANTS = (
         COMMIT,
     ),
     Mutant(
-        "commit-replaces-what-came",
-        "src/publish/commit.cc",
-        "over_empty_ ? RenameMode::kReplace : RenameMode::kNoReplace));",
-        "RenameMode::kReplace));",
-        COMMIT + ":MemoryStorage*",
-    ),
-    Mutant(
         "commit-folders-not-synced",
         "src/publish/commit.cc",
         "VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(JoinPath(staging_, folder)));",
