@@ -20,6 +20,7 @@ class CrashTwice : public CrashCell {
   void Twice(const Action& second, bool is_save) {
     auto& disk = dynamic_cast<Disk&>(*place_);
     std::uint64_t points = 0;
+    std::uint64_t seed = 0;
     const std::uint64_t slow = GetParam().before == Before::kBesideUsersFiles ? 5
                                : way_->apart                                  ? 2
                                                                               : 1;
@@ -28,7 +29,7 @@ class CrashTwice : public CrashCell {
         [&](MemoryStorage& left, const Status& outcome) {
           points +=
               ForEachCrash(*left.AfterKill(), second, [&](MemoryStorage& twice, const Status&) {
-                for (const Survivor& survivor : Survivors(twice, 1)) {
+                for (const Survivor& survivor : Survivors(twice, 1, seed++)) {
                   const testing::ScopedTrace trace("", 0, survivor.how);
                   const int seen = Seen(*survivor.storage);
                   EXPECT_TRUE(seen == 2 || (seen == 3 && is_save) ||

@@ -26,7 +26,10 @@ struct Survivor {
   std::string how;
 };
 
-inline std::vector<Survivor> Survivors(const MemoryStorage& memory, std::uint64_t seeds) {
+/// Returns what each kind of power cut leaves. `first` is the first seed of those that are random:
+/// another one for each crash, for a seed always keeps the same of the first changes.
+inline std::vector<Survivor> Survivors(const MemoryStorage& memory, std::uint64_t seeds,
+                                       std::uint64_t first = 0) {
   std::vector<Survivor> survivors;
   survivors.push_back({memory.AfterKill(), "killed"});
   survivors.push_back({memory.AfterPowerCut(PowerCut::kKeepAll), "all kept"});
@@ -34,7 +37,7 @@ inline std::vector<Survivor> Survivors(const MemoryStorage& memory, std::uint64_
   survivors.push_back({memory.AfterPowerCut(PowerCut::kZeroData), "unsynced data is zeros"});
   survivors.push_back({memory.AfterPowerCut(PowerCut::kTruncateData), "unsynced data is cut"});
   survivors.push_back({memory.AfterPowerCut(PowerCut::kKeepData), "unsynced names are lost"});
-  for (std::uint64_t seed = 0; seed < seeds; ++seed) {
+  for (std::uint64_t seed = first; seed < first + seeds; ++seed) {
     survivors.push_back({memory.AfterPowerCut(PowerCut::kRandomOrdered, seed),
                          "ordered, seed " + std::to_string(seed)});
     survivors.push_back(

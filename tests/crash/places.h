@@ -128,8 +128,9 @@ class Disk final : public CellPlace {
   }
 
   std::uint64_t Kill(const Action& act, const Judge& judge) override {
+    std::uint64_t crashes = 0;
     const auto show = [&](MemoryStorage& left, const Status& outcome) {
-      for (const Survivor& survivor : Survivors(left, kSeeds)) {
+      for (const Survivor& survivor : Survivors(left, kSeeds, kSeeds * crashes++)) {
         const testing::ScopedTrace trace("", 0, survivor.how);
         Show(*survivor.storage, Left::Fate::kDied, outcome, {}, judge);
         if (testing::Test::HasFailure()) {

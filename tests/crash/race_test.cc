@@ -172,7 +172,7 @@ TEST(RanksApartAtOnce, ADyingRankCannotTakeTheOldCheckpointAlong) {
         },
         [&](MemoryStorage& memory, const Status& outcome, const Status&) {
           EXPECT_TRUE(IsOk(outcome));
-          for (const Survivor& survivor : Survivors(memory, 2)) {
+          for (const Survivor& survivor : Survivors(memory, 2, 2 * k)) {
             EXPECT_TRUE(HoldsOneOf(kPath, *survivor.storage, {&old.content(), &job.content()}))
                 << survivor.how;
           }
