@@ -46,9 +46,10 @@ class Coordinator {
   void MarkOutOfStep() { out_of_step_ = true; }
   [[nodiscard]] bool out_of_step() const { return out_of_step_; }
 
-  /// What earlier saves have told the ranks of each other's plans, so that it is not sent again: at
-  /// most 528 MiB on rank 0, and about 200 bytes for each of its tensors on another rank. The engine
-  /// uses it. It belongs to this object: a coordinator made anew for each save has nothing.
+  /// Returns what earlier saves have told the ranks of each other's plans, so that it is not sent
+  /// again. It has at most 528 MiB on rank 0, and some hundred bytes for each tensor of another
+  /// rank. The engine uses it. It belongs to this object: a coordinator that is made anew for each
+  /// save knows nothing.
   [[nodiscard]] KnownParts& known_parts() { return *known_parts_; }
 
  protected:

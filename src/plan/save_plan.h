@@ -136,7 +136,8 @@ enum class Differing : std::uint8_t {
 /// where they are larger than a rank's fair share. A shard whose replicas differ is not split: what
 /// is stored is one rank's. Tensors that are tied on all their holders are written under one name.
 /// `differing` says what is stored where ranks hold different values under one name. Adds to
-/// `pattern`, unless it is null, what several ranks hold. Errors: InvalidArgument when ranks disagree about a tensor, when shards overlap without being
+/// `pattern`, unless it is null, what several ranks hold.
+/// Errors: InvalidArgument when ranks disagree about a tensor, when shards overlap without being
 /// equal, or when no rank holds a part of a tensor (named).
 Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans,
                            Differing differing = Differing::kFirst,
