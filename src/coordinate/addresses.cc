@@ -21,6 +21,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -194,6 +195,22 @@ Status Finish(int fd, TimePoint deadline, int wake) {
   return error == 0 ? Status::Ok() : SystemError("connect", error);
 }
 
+/// Raises the limit for `more` descriptors beside those that are open. `next` is about their number:
+/// the system gives the lowest that is free.
+void AllowDescriptors(int next, int more) {
+  constexpr rlim_t kForOthers = 256;  // What the program opens meanwhile.
+  rlimit limit{};
+  if (more == 0 || ::getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    return;
+  }
+  const rlim_t wanted =
+      std::min(limit.rlim_max, static_cast<rlim_t>(next) + static_cast<rlim_t>(more) + kForOthers);
+  if (limit.rlim_cur < wanted) {
+    limit.rlim_cur = wanted;
+    (void)::setrlimit(RLIMIT_NOFILE, &limit);  // Else Accept says what is missing.
+  }
+}
+
 }  // namespace
 
 Status AwaitSocket(int fd, short events, TimePoint deadline, int wake) {
@@ -228,12 +245,13 @@ std::string ToString(const Address& address) {
   return (text.empty() ? "no known address" : text) + ", port " + std::to_string(address.port);
 }
 
-Result<std::pair<Socket, Address>> Listen() {
+Result<std::pair<Socket, Address>> Listen(int peers) {
   Result<Socket> socket = ListenOn(AF_INET6);
   if (!socket.ok()) {
     socket = ListenOn(AF_INET);
   }
   VARVE_RETURN_IF_ERROR(socket.status());
+  AllowDescriptors(socket->get(), peers);
   sockaddr_storage bound{};
   socklen_t size = sizeof(bound);
   if (::getsockname(socket->get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) {

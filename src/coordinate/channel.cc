@@ -225,7 +225,7 @@ Status Channel::CheckSockets() const {
 /// Opens rank 0's listening socket; returns its address as text.
 Result<std::string> Channel::Publish() {
   VARVE_RETURN_IF_ERROR(CheckSockets());
-  auto made = Listen();
+  auto made = Listen(options_.size);
   VARVE_RETURN_IF_ERROR(made.status().Annotate("rank 0"));
   const std::scoped_lock lock(mutex_);
   listener_ = std::move(made->first);

@@ -312,6 +312,19 @@ TEST(Channel, Rank0WithoutDescriptorsSaysSoAndTakesTheRankWithTheNextCall) {
   ranks.ExpectConnected("here");
 }
 
+TEST(Channel, OfMoreRanksThanThereMayBeDescriptorsRaisesTheLimit) {
+  Ranks ranks(40);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const FileDescriptor next(::dup(0));
+  rlimit few = before;
+  few.rlim_cur = static_cast<rlim_t>(next.get()) + 10;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  ranks.EnterAll("x");
+  ranks.ExpectConnected("here");
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
 TEST(SocketCoordinator, ConnectsRanksThatShareADirectory) {
   const TempDir dir;
   std::vector<std::jthread> threads;

@@ -102,12 +102,14 @@ void Fields(Archive& archive, FieldsOf<Archive, Address>& address) {
 /// Returns "10.0.0.1 or 10.0.0.2, port 4711".
 std::string ToString(const Address& address);
 
-/// Opens a listening socket on all interfaces.
+/// Opens a listening socket on all interfaces, to which `peers` processes will connect: the limit of
+/// this process's descriptors (ulimit -n) is raised for them where it is too low, as far as the hard
+/// limit goes. It is 1,024 on many systems.
 ///
 /// The published addresses are those of the interfaces in GLOO_SOCKET_IFNAME, as for torch's own
 /// gloo groups; without it those of the interfaces on the way to MASTER_ADDR and on the default
 /// route, and what the host's name resolves to.
-Result<std::pair<Socket, Address>> Listen();
+Result<std::pair<Socket, Address>> Listen(int peers = 0);
 
 /// Waits until a socket is ready for the events of poll. Errors: Unavailable at the deadline;
 /// Cancelled when the descriptor `wake` becomes readable.
