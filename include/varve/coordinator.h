@@ -47,9 +47,9 @@ class Coordinator {
   [[nodiscard]] bool out_of_step() const { return out_of_step_; }
 
   /// Returns what earlier saves have told the ranks of each other's plans, so that it is not sent
-  /// again. It has at most 528 MiB on rank 0, and some hundred bytes for each tensor of another
-  /// rank. The engine uses it. It belongs to this object: a coordinator that is made anew for each
-  /// save knows nothing.
+  /// again: about 530 MiB at most. Rank 0 has the plans of all ranks, another rank its own. The
+  /// engine uses it. It belongs to this object: a coordinator that is made anew for each save knows
+  /// nothing.
   [[nodiscard]] KnownParts& known_parts() { return *known_parts_; }
 
  protected:

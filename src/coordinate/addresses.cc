@@ -195,8 +195,8 @@ Status Finish(int fd, TimePoint deadline, int wake) {
   return error == 0 ? Status::Ok() : SystemError("connect", error);
 }
 
-/// Raises the limit for `more` descriptors beside those that are open. `next` is about their number:
-/// the system gives the lowest that is free.
+/// Raises the limit for `more` descriptors beside those that are open. `next` is about their
+/// number: the system gives the lowest that is free.
 void AllowDescriptors(int next, int more) {
   constexpr rlim_t kForOthers = 256;  // What the program opens meanwhile.
   rlimit limit{};

@@ -102,9 +102,9 @@ void Fields(Archive& archive, FieldsOf<Archive, Address>& address) {
 /// Returns "10.0.0.1 or 10.0.0.2, port 4711".
 std::string ToString(const Address& address);
 
-/// Opens a listening socket on all interfaces, to which `peers` processes will connect: the limit of
-/// this process's descriptors (ulimit -n) is raised for them where it is too low, as far as the hard
-/// limit goes. It is 1,024 on many systems.
+/// Opens a listening socket on all interfaces, to which `peers` processes will connect: the limit
+/// of this process's descriptors (ulimit -n) is raised for them where it is too low, as far as the
+/// hard limit goes. It is 1,024 on many systems.
 ///
 /// The published addresses are those of the interfaces in GLOO_SOCKET_IFNAME, as for torch's own
 /// gloo groups; without it those of the interfaces on the way to MASTER_ADDR and on the default

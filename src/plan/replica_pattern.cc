@@ -176,6 +176,17 @@ bool ReplicaPattern::IsThatOf(const std::vector<ReplicaSums>& sums) const {
   return true;
 }
 
+std::size_t ReplicaPattern::bytes() const {
+  std::size_t bytes = 0;
+  for (const auto& groups : groups_) {
+    bytes += sizeof(groups) + groups.size() * sizeof(groups[0]);
+  }
+  for (const auto& shard : differing_) {
+    bytes += sizeof(shard) + shard.size() * sizeof(shard[0]);
+  }
+  return bytes;
+}
+
 bool AreAlikeButForContents(const LocalPlan& a, const LocalPlan& b) {
   return std::equal(a.tensors.begin(), a.tensors.end(), b.tensors.begin(), b.tensors.end(),
                     [](const PlannedTensor& x, const PlannedTensor& y) {

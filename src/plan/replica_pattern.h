@@ -84,6 +84,9 @@ class ReplicaPattern {
   /// input.
   [[nodiscard]] bool IsThatOf(const std::vector<ReplicaSums>& sums) const;
 
+  /// Returns about how much memory a pattern takes, after Finish.
+  [[nodiscard]] std::size_t bytes() const;
+
  private:
   /// A holder of an item that differs, and which of the item's contents it has.
   struct Differing {

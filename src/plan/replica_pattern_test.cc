@@ -129,10 +129,21 @@ TEST(ReplicaPattern, IsNotKeptWhereARankHasTooManySums) {
 }
 
 TEST(ReplicaPattern, RefusesSumsThatNoRankWouldSend) {
-  const Kept kept(Ranks(2));
+  std::vector<LocalPlan> plans = Ranks(2);
+  for (std::uint8_t rank = 0; rank < 2; ++rank) {
+    plans[rank].objects.push_back({"random state", 16, {{static_cast<std::uint8_t>(rank + 1)}}});
+  }
+  const Kept kept(plans);
+  std::vector<ReplicaSums> sums;
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    sums.push_back(SumsOf(plans[rank], kept.compared[rank]));
+  }
+  EXPECT_TRUE(kept.pattern.IsThatOf(sums));
   EXPECT_FALSE(kept.pattern.IsThatOf({}));
-  EXPECT_FALSE(kept.pattern.IsThatOf(std::vector<ReplicaSums>(2)));
-  EXPECT_FALSE(kept.pattern.IsThatOf({{{{}, {}}, {{}}}, {{{}, {}}, {{}}}, {{{}}, {}}}));
+  EXPECT_FALSE(kept.pattern.IsThatOf({sums[0]}));
+  EXPECT_FALSE(kept.pattern.IsThatOf({sums[0], {sums[1].groups, {}}}));
+  EXPECT_FALSE(kept.pattern.IsThatOf({sums[0], {{}, sums[1].differing}}));
+  EXPECT_FALSE(kept.pattern.IsThatOf({sums[0], {{{}, {}}, sums[1].differing}}));
 }
 
 /// Changes contents at random: wherever the pattern is the same, so is the settled plan, and a

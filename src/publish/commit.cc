@@ -155,9 +155,9 @@ Result<std::unique_ptr<Commit>> RenameCommit::Begin(Storage& storage, const std:
       !made.ok() && !(resumes && made.code() == StatusCode::kAlreadyExists)) {
     return made;
   }
-  std::unique_ptr<RenameCommit> commit(
-      new RenameCommit(storage, path, std::move(staging), locked ? std::move(*lock) : nullptr,
-                       occupant == Occupant::kCheckpoint));
+  std::unique_ptr<RenameCommit> commit(new RenameCommit(storage, path, std::move(staging),
+                                                        locked ? std::move(*lock) : nullptr,
+                                                        occupant == Occupant::kCheckpoint));
   commit->conflicts_ = std::move(conflicts);
   VARVE_RETURN_IF_ERROR(resumes ? commit->KeepOnly(terms.brought) : Status::Ok());
   VARVE_RETURN_IF_ERROR(commit->CheckOthers(terms.brought));

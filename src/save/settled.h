@@ -32,8 +32,8 @@ struct SettledSave {
   bool joins = false;
   /// Commit::claim of this save; not where another process writes it.
   std::string claim{};
-  /// This rank's alone. While a coordinated save is settled they are those of all ranks, by rank, on
-  /// the coordinator: `others` has them afterwards.
+  /// This rank's alone. While a coordinated save is settled they are those of all ranks, by rank,
+  /// on the coordinator: `others` has them afterwards.
   std::vector<LocalPlan> plans;
   SettledPlan settled;
   /// On the coordinator of a coordinated save, once it is settled.

@@ -70,7 +70,8 @@ struct WrittenFormat {
   /// where there is nothing. Errors: InvalidArgument.
   Status (*check_own)(const LocalPlan& plan, int writers) = nullptr;
   /// Checks on the coordinator, before any data are written, that the index can be. Reads the plans
-  /// of all ranks. Errors: InvalidArgument.
+  /// of all ranks, and whether there are side files: where these are as in an earlier save, it is
+  /// not called. Errors: InvalidArgument.
   Status (*check)(const SettledSave& settled) = nullptr;
   /// Makes SettledSave::placement of each rank, on the coordinator; null where the assignment says
   /// all. May give a chunk to another rank that holds it. Errors: InvalidArgument.

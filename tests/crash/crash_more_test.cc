@@ -53,17 +53,16 @@ TEST_P(CrashTwice, ASecondCrashInTheNextSaveHarmsNothing) { Twice(SaveNext(), tr
 
 TEST_P(CrashTwice, ACrashOfTheCollectorHarmsNothing) { Twice(Collect(), false); }
 
-INSTANTIATE_TEST_SUITE_P(Disk, CrashTwice,
-                         Join(CellsOf({"Varve"}, {"Disk", "DiskWithoutExchange", "BareDisk"},
-                                      kFirstAndOver),
-                              CellsOf({"Varve"},
-                                      {"Disk", "DiskWithoutExchange", "DiskWithoutLinks"},
-                                      {Before::kBesideUsersFiles}),
-                              CellsOf({"Apart201", "ApartThenTheOthers"}, {"Disk"}, kOver),
-                              CellsOf({"DcpInPlace", "DcpInPlaceOfOneRank"},
-                                      {"Disk", "DiskWithoutLocks"}, {Before::kBesideUsersFiles}),
-                              CellsOf({"Unshard", "OlmoLegacyOverLocal"}, {"Disk"}, kOver)),
-                         kName);
+INSTANTIATE_TEST_SUITE_P(
+    Disk, CrashTwice,
+    Join(CellsOf({"Varve"}, {"Disk", "DiskWithoutExchange", "BareDisk"}, kFirstAndOver),
+         CellsOf({"Varve"}, {"Disk", "DiskWithoutExchange", "DiskWithoutLinks"},
+                 {Before::kBesideUsersFiles}),
+         CellsOf({"Apart201", "ApartThenTheOthers"}, {"Disk"}, kOver),
+         CellsOf({"DcpInPlace", "DcpInPlaceOfOneRank"}, {"Disk", "DiskWithoutLocks"},
+                 {Before::kBesideUsersFiles}),
+         CellsOf({"Unshard", "OlmoLegacyOverLocal"}, {"Disk"}, kOver)),
+    kName);
 
 /// A save that dies anywhere on a disk, when the user has put a file beside the old checkpoint just
 /// before the names were exchanged.

@@ -351,8 +351,8 @@ MUTANTS = (
     Mutant(
         "plan-of-another-agreement",
         "src/save/plans/gathered_plans.cc",
-        "if (!before || before->agreement != agreement.id) {",
-        "if (!before) {",
+        "[&](const PlanAsBefore& one) { return one.agreement == agreement.id; });",
+        "[&](const PlanAsBefore&) { return true; });",
         PLAN,
     ),
     Mutant(
@@ -363,10 +363,17 @@ MUTANTS = (
         PLAN,
     ),
     Mutant(
+        "plan-sums-not-counted",
+        "src/plan/replica_pattern.cc",
+        "if (one.item >= given.size() || ",
+        "if (",
+        PLAN,
+    ),
+    Mutant(
         "plan-other-options-as-before",
         "src/save/plans/agreements.cc",
-        "return one->terms == terms && one->structure == structure &&",
-        "return one->structure == structure &&",
+        "if (one.terms == terms && one.structure == structure &&",
+        "if (one.structure == structure &&",
         PLAN,
     ),
     Mutant(

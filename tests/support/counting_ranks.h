@@ -11,7 +11,7 @@
 
 namespace varve::test {
 
-/// Notes the size of each message that a rank sends; may change the last byte of one.
+/// Notes the size of each message that a rank sends; may change a byte of one.
 class CountingRank final : public Coordinator {
  public:
   explicit CountingRank(std::shared_ptr<Coordinator> ranks) : ranks_(std::move(ranks)) {}
@@ -21,7 +21,8 @@ class CountingRank final : public Coordinator {
     std::string sent(message);
     sizes_.push_back(sent.size());
     if (messages() == damaged_) {
-      sent.back() = static_cast<char>(sent.back() ^ 1);
+      char& byte = sent[sent.size() - from_end_];
+      byte = static_cast<char>(byte ^ 1);
     }
     return ranks_->Send(to, sent, deadline);
   }
@@ -29,8 +30,12 @@ class CountingRank final : public Coordinator {
     return ranks_->Receive(from, deadline);
   }
 
-  /// Changes the message of that number, from 1 on; none for 0.
-  void Damage(int message) { damaged_ = message; }
+  /// Changes a byte of the message of that number, from 1 on; of none for 0. `from_end`: 1 is its
+  /// last byte.
+  void Damage(int message, std::size_t from_end = 1) {
+    damaged_ = message;
+    from_end_ = from_end;
+  }
   void Forget() { sizes_.clear(); }
   [[nodiscard]] int messages() const { return static_cast<int>(sizes_.size()); }
   [[nodiscard]] const std::vector<std::size_t>& sizes() const { return sizes_; }
@@ -49,6 +54,7 @@ class CountingRank final : public Coordinator {
  private:
   const std::shared_ptr<Coordinator> ranks_;
   int damaged_ = 0;
+  std::size_t from_end_ = 1;
   std::vector<std::size_t> sizes_;
 };
 

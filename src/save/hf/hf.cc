@@ -181,8 +181,8 @@ Result<CheckpointIndex> MakeHfIndex(const SettledSave& settled,
                                     const std::vector<std::string>& receipts,
                                     const std::string& below) {
   VARVE_ASSIGN_OR_RETURN(const auto all, settled.OfAllRanks());
-  const auto folder = std::make_shared<const HfFolder>(
-      LayOutHfFolder(all.first, all.second, settled.shard_size));
+  const auto folder =
+      std::make_shared<const HfFolder>(LayOutHfFolder(all.first, all.second, settled.shard_size));
   SharedPages pages(*folder, /*headers=*/!settled.one_writer);
   for (std::size_t rank = 0; rank < receipts.size(); ++rank) {
     VARVE_ASSIGN_OR_RETURN(const HfReceipt receipt, DecodeFields<HfReceipt>(receipts[rank]));

@@ -35,11 +35,12 @@ struct SettledShare {
   Bytes placement;
   Hash128 agreement;  ///< Zero where the coordinator keeps none.
   std::vector<ComparedItems::Run> compared;
+  std::vector<Hash128> outdated;  ///< Agreements that are of no use any more.
 };
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, SettledShare>& share) {
-  archive(share.assignment, share.placement, share.agreement, share.compared);
+  archive(share.assignment, share.placement, share.agreement, share.compared, share.outdated);
 }
 
 /// The share that exchange A gives a rank to write.
@@ -47,12 +48,13 @@ struct SaveShare {
   FileIdentity identity;
   bool joins = false;
   std::string claim;
-  std::optional<SettledShare> settled;  ///< Nothing where it is as before.
+  Hash128 before;  ///< The agreement that holds, where `settled` is nothing.
+  std::optional<SettledShare> settled;
 };
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, SaveShare>& share) {
-  archive(share.identity, share.joins, share.claim, share.settled);
+  archive(share.identity, share.joins, share.claim, share.before, share.settled);
 }
 
 namespace {
@@ -96,6 +98,7 @@ Bytes PlanAgreement::Terms() const {
   out.U8(static_cast<std::uint8_t>(options.on_difference));
   out.U8(static_cast<std::uint8_t>(options.check_replicas));
   out.U8(settled_->one_writer ? 1 : 0);
+  out.U8(settled_->side_files.empty() ? 0 : 1);  // Some formats refuse them.
   out.U64(options.shard_size);
   out.U64(options.block_bytes);
   return terms;
@@ -132,13 +135,20 @@ Status PlanAgreement::MakePlan(Coordinator& coordinator, const Status& ready) {
     agreements_ = Agreements::Of(coordinator);
     before_ = agreements_->Find(settled_->plan(), Terms());
   }
-  return AddFingerprints(call_.state, options.check_replicas, settled_->plans.data(),
-                         before_ == nullptr ? nullptr : &before_->compared);
+  LocalPlan& own = settled_->plans[0];
+  if (before_.empty()) {
+    return AddFingerprints(call_.state, options.check_replicas, &own);
+  }
+  for (const auto& before : before_) {
+    VARVE_RETURN_IF_ERROR(
+        AddFingerprints(call_.state, options.check_replicas, &own, &before->compared));
+  }
+  return Status::Ok();
 }
 
 /// Fills the fingerprints that MakePlan has left out.
 Status PlanAgreement::Complete() {
-  return before_ == nullptr
+  return before_.empty()
              ? Status::Ok()
              : AddFingerprints(call_.state, call_.options.check_replicas, settled_->plans.data());
 }
@@ -157,13 +167,15 @@ Status PlanAgreement::Exchange(Coordinator& coordinator, std::string_view what, 
       return Status::Ok();
     });
   }
-  mine.before = before_.get();
+  mine.before = before_;
   mine.complete = [&] { return Complete(); };
-  mine.settle = [&](std::vector<LocalPlan> others, RankPlans encoded) {
-    return Settle(std::move(others), std::move(encoded), claim);
+  mine.settle = [&](std::vector<LocalPlan> others, RankPlans encoded,
+                    const PlanExchange::Misses& misses) {
+    return Settle(std::move(others), std::move(encoded), misses, claim);
   };
-  mine.settle_as_before = [&](std::map<std::uint32_t, std::vector<ObjectSize>> sizes) {
-    return SettleAsBefore(std::move(sizes), claim);
+  mine.settle_as_before = [&](const std::shared_ptr<const Agreement>& before,
+                              std::map<std::uint32_t, std::vector<ObjectSize>> sizes) {
+    return SettleAsBefore(*before, std::move(sizes), claim);
   };
   const PhaseTimer timer(phases_, "exchange");
   auto reply = ExchangePlans(coordinator, mine);
@@ -188,6 +200,7 @@ Status PlanAgreement::MakeIdentity(std::size_t ranks) {
 /// Settles the plans of all ranks, on the coordinator within the exchange.
 Result<std::vector<std::string>> PlanAgreement::Settle(std::vector<LocalPlan> others,
                                                        RankPlans encoded,
+                                                       const PlanExchange::Misses& misses,
                                                        const ClaimFunction& claim) {
   std::vector<LocalPlan>& plans = settled_->plans;
   SettledPlan& settled = settled_->settled;
@@ -222,21 +235,26 @@ Result<std::vector<std::string>> PlanAgreement::Settle(std::vector<LocalPlan> ot
   settled.ranks.assign(1, shares[0].assignment);
   plans.resize(1);
   if (pattern) {
-    Keep(*std::move(pattern), &shares);
+    Keep(*std::move(pattern), misses, &shares);
   }
   std::vector<std::string> replies(shares.size());
   for (std::size_t rank = 1; rank < shares.size(); ++rank) {
-    replies[rank] = EncodeShare(rank, std::move(shares[rank]));
+    SaveShare share = ShareOf(rank);
+    share.settled = std::move(shares[rank]);
+    replies[rank] = EncodeFields(share);
   }
   return replies;
 }
 
 /// Keeps what was settled for later saves, where there is memory for it, and puts its number and
 /// what each rank compares into the shares. On the coordinator.
-void PlanAgreement::Keep(ReplicaPattern pattern, std::vector<SettledShare>* shares) {
+void PlanAgreement::Keep(ReplicaPattern pattern, const PlanExchange::Misses& misses,
+                         std::vector<SettledShare>* shares) {
   (void)Guarded([&]() -> Status {
+    agreements_->Forget(misses.outdated);
     std::vector<ComparedItems> compared = pattern.Finish();
-    if (compared.empty()) {
+    if (!agreements_->MayKeep(misses.any) || compared.empty()) {
+      agreements_->Forget(before_);  // As all ranks do.
       return Status::Ok();
     }
     VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
@@ -248,8 +266,12 @@ void PlanAgreement::Keep(ReplicaPattern pattern, std::vector<SettledShare>* shar
     agreement->others = settled_->others;
     if (agreements_->Keep(agreement)) {
       for (std::size_t rank = 1; rank < shares->size(); ++rank) {
-        (*shares)[rank].agreement = agreement->id;
-        (*shares)[rank].compared = std::move(compared[rank].runs);
+        SettledShare& share = (*shares)[rank];
+        share.agreement = agreement->id;
+        share.compared = std::move(compared[rank].runs);
+        for (const auto& outdated : misses.outdated) {
+          share.outdated.push_back(outdated->id);
+        }
       }
     }
     return Status::Ok();
@@ -258,27 +280,32 @@ void PlanAgreement::Keep(ReplicaPattern pattern, std::vector<SettledShare>* shar
 
 /// Takes what was settled in an earlier save, on the coordinator within the exchange.
 Result<std::vector<std::string>> PlanAgreement::SettleAsBefore(
-    std::map<std::uint32_t, std::vector<ObjectSize>> sizes, const ClaimFunction& claim) {
+    const Agreement& before, std::map<std::uint32_t, std::vector<ObjectSize>> sizes,
+    const ClaimFunction& claim) {
   SettledPlan& settled = settled_->settled;
-  settled.ranks.assign(1, before_->assignment);
-  settled.differing_objects = before_->differing_objects;
-  settled.differing_tensors = before_->differing_tensors;
-  settled_->others = before_->others;
+  settled.ranks.assign(1, before.assignment);
+  settled.differing_objects = before.differing_objects;
+  settled.differing_tensors = before.differing_tensors;
+  settled_->others = before.others;
   settled_->sizes = std::move(sizes);
-  const std::size_t ranks = before_->others->world_size();
+  const std::size_t ranks = before.others->world_size();
   VARVE_RETURN_IF_ERROR(MakeIdentity(ranks));
   VARVE_ASSIGN_OR_RETURN(settled_->claim, claim());
+  agreements_->Use(before);
   std::vector<std::string> replies(ranks);
   for (std::size_t rank = 1; rank < ranks; ++rank) {
-    replies[rank] = EncodeShare(rank, std::nullopt);
+    SaveShare share = ShareOf(rank);
+    share.before = before.id;
+    replies[rank] = EncodeFields(share);
   }
   return replies;
 }
 
-Bytes PlanAgreement::EncodeShare(std::size_t rank, std::optional<SettledShare> settled) const {
-  SaveShare share{settled_->identity, settled_->joins, settled_->claim, std::move(settled)};
+/// Returns what a rank is told of the save, without what it writes.
+SaveShare PlanAgreement::ShareOf(std::size_t rank) const {
+  SaveShare share{settled_->identity, settled_->joins, settled_->claim, {}, std::nullopt};
   share.identity.rank = static_cast<std::uint32_t>(rank);
-  return EncodeFields(share);
+  return share;
 }
 
 Status PlanAgreement::TakeShare() {
@@ -291,23 +318,43 @@ Status PlanAgreement::TakeShare() {
   settled_->claim = std::move(share.claim);
   settled_->settled.ranks.clear();
   if (!share.settled) {
-    if (before_ == nullptr) {
-      return Internal("the coordinator takes this rank's plan for that of an earlier save");
-    }
-    settled_->settled.ranks.push_back(before_->assignment);
-    return Status::Ok();
+    return TakeBefore(share.before);
   }
   settled_->placement = std::move(share.settled->placement);
   settled_->settled.ranks.push_back(std::move(share.settled->assignment));
-  if (agreements_ != nullptr && share.settled->agreement != Hash128()) {
-    (void)Guarded([&] {  // Without memory this rank sends its plan again.
-      agreements_->Keep(MakeAgreement(share.settled->agreement, Terms(), settled_->plan(),
-                                      settled_->assignment(),
-                                      {std::move(share.settled->compared)}));
-      return Status::Ok();
-    });
+  if (agreements_ != nullptr) {
+    KeepOwn(*share.settled);
   }
   return Status::Ok();
+}
+
+/// Takes this rank's share from an agreement that it has named.
+Status PlanAgreement::TakeBefore(const Hash128& agreement) {
+  const auto found = std::find_if(before_.begin(), before_.end(),
+                                  [&](const auto& one) { return one->id == agreement; });
+  if (found == before_.end()) {
+    return Internal("the coordinator takes this rank's plan for that of another save");
+  }
+  settled_->settled.ranks.push_back((*found)->assignment);
+  agreements_->Use(**found);
+  return Status::Ok();
+}
+
+/// Keeps this rank's part of what was settled, and forgets what is of no use any more. Without
+/// memory for it the rank sends its plan again.
+void PlanAgreement::KeepOwn(const SettledShare& share) {
+  (void)Guarded([&] {
+    std::erase_if(before_, [&](const auto& one) {  // The rest is of use.
+      return share.agreement != Hash128() && std::find(share.outdated.begin(), share.outdated.end(),
+                                                       one->id) == share.outdated.end();
+    });
+    agreements_->Forget(before_);
+    if (share.agreement != Hash128()) {
+      agreements_->Keep(MakeAgreement(share.agreement, Terms(), settled_->plan(),
+                                      settled_->assignment(), {share.compared}));
+    }
+    return Status::Ok();
+  });
 }
 
 }  // namespace varve

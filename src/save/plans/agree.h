@@ -16,6 +16,7 @@
 #include "plan/replica_pattern.h"
 #include "plan/save_plan.h"
 #include "save/plans/agreements.h"
+#include "save/plans/plan_exchange.h"
 #include "save/plans/rank_plans.h"
 #include "save/settled.h"
 #include "varve/checkpoint.h"
@@ -26,6 +27,7 @@
 
 namespace varve {
 
+struct SaveShare;
 struct SettledShare;
 
 /// One rank's part. Threads: one at a time.
@@ -61,17 +63,22 @@ class PlanAgreement {
   Status Complete();
   Status MakeIdentity(std::size_t ranks);
   Result<std::vector<std::string>> Settle(std::vector<LocalPlan> others, RankPlans encoded,
+                                          const PlanExchange::Misses& misses,
                                           const ClaimFunction& claim);
-  void Keep(ReplicaPattern pattern, std::vector<SettledShare>* shares);
+  void Keep(ReplicaPattern pattern, const PlanExchange::Misses& misses,
+            std::vector<SettledShare>* shares);
   Result<std::vector<std::string>> SettleAsBefore(
-      std::map<std::uint32_t, std::vector<ObjectSize>> sizes, const ClaimFunction& claim);
-  [[nodiscard]] Bytes EncodeShare(std::size_t rank, std::optional<SettledShare> settled) const;
+      const Agreement& before, std::map<std::uint32_t, std::vector<ObjectSize>> sizes,
+      const ClaimFunction& claim);
+  [[nodiscard]] SaveShare ShareOf(std::size_t rank) const;
+  Status TakeBefore(const Hash128& agreement);
+  void KeepOwn(const SettledShare& share);
 
   const Call call_;
   SettledSave* const settled_;
   std::vector<Phase>* const phases_;
-  std::shared_ptr<Agreements> agreements_;   // Null where nothing is kept.
-  std::shared_ptr<const Agreement> before_;  // In which the plan is as now, or null.
+  std::shared_ptr<Agreements> agreements_;                // Null where nothing is kept.
+  std::vector<std::shared_ptr<const Agreement>> before_;  // In which the plan is as now.
   std::string reply_;
 };
 

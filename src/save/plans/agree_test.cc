@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -10,6 +11,9 @@
 
 #include <gtest/gtest.h>
 
+#include "save/plans/agreements.h"
+#include "save/session.h"
+#include "save/settled.h"
 #include "support/counting_ranks.h"
 #include "support/random.h"
 #include "support/status_matchers.h"
@@ -24,6 +28,7 @@ namespace varve::agree_test {
 namespace {
 
 using test::CountingRank;
+using test::FailsWith;
 using test::IsOk;
 using test::MakeCountingRanks;
 using test::Random;
@@ -83,6 +88,35 @@ class Job {
   /// Saves on all ranks; a failure fails the test. Returns the report of rank 0.
   SaveReport SaveAll(const std::string& path, const SaveOptions& options = {}) {
     return SaveBy(ranks_, path, options);
+  }
+  /// Saves where there is a checkpoint.
+  void ExpectFailure(const std::string& path) {
+    std::vector<std::jthread> threads;
+    for (std::size_t rank = 0; rank < size(); ++rank) {
+      threads.emplace_back([&, rank] {
+        const auto in_step = MakeInStep({std::shared_ptr<void>(), ranks_[rank].get()});
+        EXPECT_TRUE(
+            FailsWith(Save(states_[rank], path, {}, *in_step), StatusCode::kAlreadyExists, {path}));
+      });
+    }
+  }
+  /// Settles a save on all ranks, and returns what rank 0 would submit.
+  SettledSave SettledOfRank0(const std::string& path) {
+    SettledSave settled;
+    std::vector<std::jthread> threads;
+    for (std::size_t rank = 0; rank < size(); ++rank) {
+      threads.emplace_back([&, rank] {
+        const SaveOptions options;
+        const auto session =
+            MakeSaveSession(states_[rank], path, options, Claim::kApart, AnyStorage());
+        EXPECT_TRUE(IsOk(session->Plan(*ranks_[rank], Status::Ok())));
+        if (rank == 0) {
+          settled = session->settled();
+        }
+      });
+    }
+    threads.clear();
+    return settled;
   }
   /// Saves by ranks that have never saved.
   SaveReport SaveAnew(const std::string& path, const SaveOptions& options = {}) {
@@ -274,6 +308,111 @@ TEST(PlansAsBefore, AreKnownForSeveralStatesInTurns) {
       job.state(rank).tensors.pop_back();
     }
   }
+}
+
+TEST(PlansAsBefore, AreKnownWhereARankHasTheSameInSeveralStates) {
+  const TempDir dir;
+  Job job(3);
+  for (int step = 0; step < 8; ++step) {
+    const bool with_more = step % 2 == 1;
+    for (std::size_t rank = 0; rank < 2 && with_more; ++rank) {
+      job.AddTensor(rank, "optimizer", {4}, {{0}, {4}}, 5);
+    }
+    ExpectAsIfAnew(job, dir / ("step-" + std::to_string(step)), {});
+    if (step >= 2) {
+      EXPECT_EQ(job.Messages(2), 2) << step;
+      EXPECT_LT(job.FirstMessage(1), kFewBytes);
+    }
+    for (std::size_t rank = 0; rank < 2 && with_more; ++rank) {
+      job.state(rank).tensors.pop_back();
+    }
+  }
+}
+
+/// Counts the saves of so many that ask for plans in a second exchange, after the first one.
+int SecondExchanges(Job& job, const std::string& path, int saves,
+                    const std::function<void(int step)>& change) {
+  int second = 0;
+  for (int step = 0; step < saves; ++step) {
+    change(step);
+    job.SaveAll(path + std::to_string(step));
+    second += step > 0 && job.Messages(1) > 2 ? 1 : 0;
+  }
+  return second;
+}
+
+TEST(PlansAsBefore, AreNotNamedForNothingAgainAndAgain) {
+  const TempDir dir;
+  Job another(3);  // Rank 0 has another plan at each save.
+  EXPECT_LE(SecondExchanges(
+                another, dir / "another-", 30,
+                [&](int step) { another.state(0).structure = EncodeValue(Value::Int(step)); }),
+            Agreements::kMostMisses);
+  Job differing(3);  // More differs between the ranks than sums may tell.
+  EXPECT_LE(SecondExchanges(differing, dir / "differing-", 30,
+                            [&](int step) {
+                              for (std::size_t i = 0; i < 20 && step == 1; ++i) {
+                                for (std::size_t rank = 0; rank < 3; ++rank) {
+                                  differing.AddTensor(rank, "b" + std::to_string(i), {2},
+                                                      {{0}, {2}}, static_cast<float>(rank));
+                                }
+                              }
+                            }),
+            1);
+  Job diverging(3);  // The same, of tensors that were equal in the first save.
+  for (std::size_t i = 0; i < 20; ++i) {
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      diverging.AddTensor(rank, "b" + std::to_string(i), {2}, {{0}, {2}}, 0);
+    }
+  }
+  EXPECT_LE(SecondExchanges(diverging, dir / "diverging-", 30,
+                            [&](int step) {
+                              for (std::size_t i = 0; i < 20 && step == 1; ++i) {
+                                for (std::size_t rank = 0; rank < 3; ++rank) {
+                                  diverging.Fill(rank, kLayers + 1 + i, static_cast<float>(rank));
+                                }
+                              }
+                            }),
+            1);
+}
+
+TEST(PlansAsBefore, GoToAnotherProcessWithTheSizesOfTheirValues) {
+  const TempDir dir;
+  Job job(2);
+  job.SaveAll(dir / "step-0");
+  job.state(1).objects[1].encoded = EncodeValue(Value::Str("much longer than before"));
+  const SettledSave settled = job.SettledOfRank0(dir / "step-1");
+  ASSERT_EQ(settled.sizes.size(), 1U);
+  const auto sent = DecodeFields<SettledSave>(EncodeFields(settled));
+  ASSERT_TRUE(IsOk(sent));
+  std::vector<LocalPlan> plans;
+  for (const SettledSave* one : {&settled, &*sent}) {
+    EXPECT_TRUE(IsOk(one->ForEachRank(
+        [&](std::uint32_t, const LocalPlan& plan, const RankAssignment& assignment) {
+          EXPECT_FALSE(assignment.chunks.empty());
+          plans.push_back(plan);
+          return Status::Ok();
+        })));
+  }
+  ASSERT_EQ(plans.size(), 4U);
+  EXPECT_EQ(plans[1].objects[1].bytes, job.state(1).objects[1].encoded.size());
+  EXPECT_EQ(plans[3].objects, plans[1].objects);
+  EXPECT_EQ(plans[3].tensors, plans[1].tensors);
+}
+
+TEST(PlansAsBefore, OutlastSavesThatFail) {
+  const TempDir dir;
+  Job job(3);
+  job.SaveAll(dir / "step-0");
+  job.ExpectFailure(dir / "step-0");  // It is there.
+  ExpectAsIfAnew(job, dir / "step-1", {});
+  EXPECT_EQ(job.Messages(2), 2);
+  EXPECT_LT(job.FirstMessage(2), kFewBytes);
+  job.AddTensor(1, "new", {4}, {{0}, {4}}, 5);
+  job.ExpectFailure(dir / "step-0");  // Settled anew, and not kept by all.
+  ExpectAsIfAnew(job, dir / "step-2", {});
+  ExpectAsIfAnew(job, dir / "step-3", {});
+  EXPECT_EQ(job.Messages(2), 2);
 }
 
 /// Whatever changes between saves, each is as if there had been none before.

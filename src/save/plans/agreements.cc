@@ -11,11 +11,6 @@
 namespace varve {
 namespace {
 
-/// Values up to this size may change theirs, so many of a rank. Above that the limits of headers and
-/// of the manifest, which are checked when a save is settled, have to be checked anew.
-constexpr std::uint64_t kMostChangedBytes = std::uint64_t{64} << 10;
-constexpr std::size_t kMostChangedSizes = 64;
-
 /// Returns true where other sizes of values leave what was settled as it is. Archives of several
 /// ranks are alike only where their values are (settle.cc).
 bool MayChange(const std::vector<ObjectSize>& sizes, const LocalPlan& plan) {
@@ -30,27 +25,37 @@ bool MayChange(const std::vector<ObjectSize>& sizes, const LocalPlan& plan) {
 }  // namespace
 
 std::size_t Agreement::bytes() const {
-  constexpr std::size_t kItemBytes = 200;  // With its box, its spec and its name.
-  return (plan.tensors.size() + plan.objects.size() + assignment.chunks.size()) * kItemBytes +
-         assignment.structure.size() + (others == nullptr ? 0 : others->bytes());
+  constexpr std::size_t kItemBytes = 256;  // With its box, its spec and its assignment.
+  std::size_t bytes = (plan.tensors.size() + plan.objects.size()) * kItemBytes +
+                      compared.runs.size() * sizeof(ComparedItems::Run) +
+                      assignment.structure.size() + pattern.bytes() +
+                      (others == nullptr ? 0 : others->bytes());
+  for (const PlannedTensor& tensor : plan.tensors) {
+    bytes += tensor.fqn().size();
+  }
+  for (const ObjectItem& object : plan.objects) {
+    bytes += object.fqn.size();
+  }
+  return bytes;
 }
 
 std::shared_ptr<Agreements> Agreements::Of(Coordinator& coordinator) {
   return coordinator.known_parts().AgreementsOr([] { return std::make_shared<Agreements>(); });
 }
 
-std::shared_ptr<const Agreement> Agreements::Find(const LocalPlan& plan, const Bytes& terms) {
+std::vector<std::shared_ptr<const Agreement>> Agreements::Find(const LocalPlan& plan,
+                                                               const Bytes& terms) {
   const Hash128 structure = Xxh3(AsByteSpan(plan.structure));
+  std::vector<std::shared_ptr<const Agreement>> found;
   const std::scoped_lock lock(mutex_);
-  const auto found = std::find_if(kept_.begin(), kept_.end(), [&](const auto& one) {
-    return one->terms == terms && one->structure == structure &&
-           AreAlikeButForContents(one->plan, plan) && MayChange(ChangedSizes(*one, plan), plan);
-  });
-  if (found == kept_.end()) {
-    return nullptr;
+  for (const Kept& kept : kept_) {
+    const Agreement& one = *kept.agreement;
+    if (one.terms == terms && one.structure == structure &&
+        AreAlikeButForContents(one.plan, plan) && MayChange(ChangedSizes(one, plan), plan)) {
+      found.push_back(kept.agreement);
+    }
   }
-  kept_.splice(kept_.begin(), kept_, found);
-  return kept_.front();
+  return found;
 }
 
 bool Agreements::Keep(std::shared_ptr<const Agreement> agreement) {
@@ -59,17 +64,46 @@ bool Agreements::Keep(std::shared_ptr<const Agreement> agreement) {
   if (bytes > most_bytes_) {
     return false;
   }
-  kept_.remove_if([&](const auto& one) {
-    return one->terms == agreement->terms && one->structure == agreement->structure &&
-           AreAlikeButForContents(one->plan, agreement->plan);
-  });
-  kept_.push_front(std::move(agreement));
+  kept_.push_front({std::move(agreement), bytes});
   const auto taken = [&] {
     return std::accumulate(kept_.begin(), kept_.end(), std::size_t{0},
-                           [](std::size_t sum, const auto& one) { return sum + one->bytes(); });
+                           [](std::size_t sum, const Kept& one) { return sum + one.bytes; });
   };
   while (kept_.size() > kMost || taken() > most_bytes_) {
     kept_.pop_back();
+  }
+  return true;
+}
+
+void Agreements::Use(const Agreement& agreement) {
+  const std::scoped_lock lock(mutex_);
+  misses_ = 0;
+  const auto found = std::find_if(kept_.begin(), kept_.end(), [&](const Kept& one) {
+    return one.agreement.get() == &agreement;
+  });
+  if (found != kept_.end()) {
+    kept_.splice(kept_.begin(), kept_, found);
+  }
+}
+
+void Agreements::Forget(const std::vector<std::shared_ptr<const Agreement>>& agreements) {
+  const std::scoped_lock lock(mutex_);
+  kept_.remove_if([&](const Kept& one) {
+    return std::find(agreements.begin(), agreements.end(), one.agreement) != agreements.end();
+  });
+}
+
+bool Agreements::MayKeep(bool missed) {
+  const std::scoped_lock lock(mutex_);
+  if (pause_ > 0) {
+    --pause_;
+    return false;
+  }
+  misses_ = missed ? misses_ + 1 : 0;
+  if (misses_ >= kMostMisses) {
+    misses_ = 0;
+    pause_ = kPause;
+    return false;
   }
   return true;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -37,28 +38,55 @@ struct Agreement {
   [[nodiscard]] std::size_t bytes() const;
 };
 
-/// Keeps the last few agreements of a set of ranks: jobs save models and optimizers in turns.
+/// Keeps the last few agreements of a set of ranks: jobs save models and optimizers in turns. A
+/// rank may have the same plan in several of them, or none, as the last rank of a short optimizer.
 /// Threads: any.
 class Agreements {
  public:
   static constexpr std::size_t kMost = 4;
+  /// So many settled plans in a row that no later save could use, and the coordinator keeps none of
+  /// the next kPause. Some rank has another plan at each save, and the others would name an
+  /// agreement for nothing.
+  static constexpr int kMostMisses = 4;
+  static constexpr int kPause = 32;
 
   explicit Agreements(std::size_t most_bytes = std::size_t{512} << 20) : most_bytes_(most_bytes) {}
 
   /// Returns those that earlier saves by the same ranks have made.
   static std::shared_ptr<Agreements> Of(Coordinator& coordinator);
 
-  /// Returns the agreement of a plan like this one; null where there is none. The sizes of a few
-  /// plain values may be others (ChangedSizes).
-  std::shared_ptr<const Agreement> Find(const LocalPlan& plan, const Bytes& terms);
+  /// Returns the agreements of a plan like this one, the newest first. The sizes of a few plain
+  /// values may be others (ChangedSizes).
+  std::vector<std::shared_ptr<const Agreement>> Find(const LocalPlan& plan, const Bytes& terms);
   /// Keeps an agreement. One above the limit of memory is not kept: returns false.
   bool Keep(std::shared_ptr<const Agreement> agreement);
+  /// Marks an agreement as the one that was used last.
+  void Use(const Agreement& agreement);
+  /// Drops agreements.
+  void Forget(const std::vector<std::shared_ptr<const Agreement>>& agreements);
+
+  /// Notes on the coordinator that plans were settled, though ranks had named agreements if
+  /// `missed`. Returns whether the new agreement is to be kept.
+  bool MayKeep(bool missed);
 
  private:
+  struct Kept {
+    std::shared_ptr<const Agreement> agreement;
+    std::size_t bytes = 0;
+  };
+
   const std::size_t most_bytes_;
   std::mutex mutex_;
-  std::list<std::shared_ptr<const Agreement>> kept_;  // Guarded by mutex_. The last used is first.
+  std::list<Kept> kept_;  // All below are guarded by mutex_. The one used last is first.
+  int misses_ = 0;
+  int pause_ = 0;
 };
+
+/// Values may have other sizes than in an agreement up to this size, so many of a rank. Above that
+/// the limits of headers and of the manifest, which are checked when a save is settled, have to be
+/// checked anew.
+inline constexpr std::uint64_t kMostChangedBytes = std::uint64_t{64} << 10;
+inline constexpr std::size_t kMostChangedSizes = 64;
 
 /// Returns the sizes of the values of `plan` that are others than in the agreement.
 std::vector<ObjectSize> ChangedSizes(const Agreement& agreement, const LocalPlan& plan);

@@ -1,5 +1,6 @@
 #include "save/plans/gathered_plans.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/checksum.h"
@@ -47,29 +48,56 @@ Status GatheredPlans::TakeHeads(const std::vector<std::string>& heads) {
   return Status::Ok();
 }
 
-bool GatheredPlans::AreAsIn(const Agreement& agreement, const LocalPlan& own) const {
+namespace {
+
+/// Returns null where the rank has not named the agreement.
+const PlanAsBefore* FindBefore(const PlanHead& head, const Agreement& agreement) {
+  const auto found =
+      std::find_if(head.before.begin(), head.before.end(),
+                   [&](const PlanAsBefore& one) { return one.agreement == agreement.id; });
+  return found == head.before.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+bool GatheredPlans::AreAllAsIn(const Agreement& agreement) const {
+  return std::all_of(heads_.begin() + 1, heads_.end(), [&](const Head& head) {
+    return FindBefore(head.message, agreement) != nullptr;
+  });
+}
+
+bool GatheredPlans::HavePatternOf(const Agreement& agreement, const LocalPlan& own) const {
   std::vector<ReplicaSums> sums;
   sums.reserve(heads_.size());
   sums.push_back(SumsOf(own, agreement.compared));
   for (std::size_t rank = 1; rank < heads_.size(); ++rank) {
-    const auto& before = heads_[rank].message.before;
-    if (!before || before->agreement != agreement.id) {
-      return false;
-    }
-    sums.push_back(before->sums);
+    sums.push_back(FindBefore(heads_[rank].message, agreement)->sums);
   }
   return agreement.pattern.IsThatOf(sums);
 }
 
-std::map<std::uint32_t, std::vector<ObjectSize>> GatheredPlans::TakeSizes() {
+Result<std::map<std::uint32_t, std::vector<ObjectSize>>> GatheredPlans::SizesIn(
+    const Agreement& agreement) const {
   std::map<std::uint32_t, std::vector<ObjectSize>> sizes;
   for (std::size_t rank = 1; rank < heads_.size(); ++rank) {
-    auto& before = heads_[rank].message.before;
-    if (before && !before->sizes.empty()) {
-      sizes.emplace(static_cast<std::uint32_t>(rank), std::move(before->sizes));
+    const std::vector<ObjectSize>& changed = FindBefore(heads_[rank].message, agreement)->sizes;
+    const std::uint64_t objects = agreement.others->ObjectsOf(rank);
+    if (changed.size() > kMostChangedSizes ||
+        !std::all_of(changed.begin(), changed.end(), [&](const ObjectSize& size) {
+          return size.item < objects && size.bytes <= kMostChangedBytes;
+        })) {
+      return AnnotatePlan(DataLoss("sizes of values that the plan does not have"), rank);
+    }
+    if (!changed.empty()) {
+      sizes.emplace(static_cast<std::uint32_t>(rank), changed);
     }
   }
   return sizes;
+}
+
+bool GatheredPlans::AnyBefore() const {
+  return std::any_of(heads_.begin(), heads_.end(),
+                     [](const Head& head) { return !head.message.before.empty(); });
 }
 
 void GatheredPlans::TakeKnown(const LocalPlan& own, KnownParts& known) {
@@ -119,7 +147,7 @@ void Keep(const Hash128& digest, const std::string& part, KnownParts* known) {
 
 std::string GatheredPlans::Asked(std::size_t rank) const {
   const PlanHead& head = heads_[rank].message;
-  char asked = head.before ? kAskedForShares : char{0};
+  char asked = head.before.empty() ? char{0} : kAskedForShares;
   if (!tensors_.contains(head.tensors) && first_with_tensors_.at(head.tensors) == rank) {
     asked |= kAskedForTensors;
   }
@@ -168,7 +196,7 @@ Status GatheredPlans::TakeParts(const std::vector<std::string>& parts, KnownPart
     }
     if ((asked & kAskedForShares) != 0) {
       head.shares = std::move(sent->shares);
-      head.before.reset();
+      head.before.clear();
     }
   }
   return Status::Ok();

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,8 +33,8 @@ struct PlanAsBefore {
 struct PlanHead {
   Hash128 tensors;
   Hash128 structure;
-  std::optional<PlanAsBefore> before;
-  Bytes shares;  ///< Empty where the plan is as before.
+  std::vector<PlanAsBefore> before;  ///< The agreements in which the plan is as now.
+  Bytes shares;                      ///< Empty where there are any.
 };
 
 /// The parts that a rank was asked for; the others are empty.
@@ -64,11 +63,16 @@ class GatheredPlans {
   /// Takes the first messages, by rank; the coordinator's own is not looked at. Untrusted input.
   /// Errors: DataLoss naming the rank.
   Status TakeHeads(const std::vector<std::string>& heads);
-  /// Returns true where the plans of all ranks are as in `agreement`. It is the coordinator's, whose
-  /// plan is `own`.
-  [[nodiscard]] bool AreAsIn(const Agreement& agreement, const LocalPlan& own) const;
-  /// Returns the sizes of values that have another one than in the agreement, by rank.
-  [[nodiscard]] std::map<std::uint32_t, std::vector<ObjectSize>> TakeSizes();
+  /// Returns true where all ranks name `agreement`, which is the coordinator's.
+  [[nodiscard]] bool AreAllAsIn(const Agreement& agreement) const;
+  /// Returns true where their sums also show its pattern. `own` is the coordinator's plan.
+  [[nodiscard]] bool HavePatternOf(const Agreement& agreement, const LocalPlan& own) const;
+  /// Returns the sizes of values that have another one than in that agreement, by rank. Errors:
+  /// DataLoss naming a rank that has no such value, or no such size.
+  [[nodiscard]] Result<std::map<std::uint32_t, std::vector<ObjectSize>>> SizesIn(
+      const Agreement& agreement) const;
+  /// Returns true where some rank has named an agreement and sent no plan.
+  [[nodiscard]] bool AnyBefore() const;
   /// Takes the parts that the coordinator's plan has, and those that earlier saves have brought.
   void TakeKnown(const LocalPlan& own, KnownParts& known);
   /// Returns what ranks have to be asked for, by rank: the first bytes of replies. Empty when the
@@ -78,8 +82,8 @@ class GatheredPlans {
   /// what its digest says. Keeps them in `known`.
   Status TakeParts(const std::vector<std::string>& parts, KnownParts& known);
 
-  /// Returns the plans of the other ranks, once they are complete, and adds them to `encoded`. Keeps
-  /// nothing. Of ranks with the same structure the lowest has it, the others have none.
+  /// Returns the plans of the other ranks, once they are complete, and adds them to `encoded`.
+  /// Keeps nothing. Of ranks with the same structure the lowest has it, the others have none.
   Result<std::vector<LocalPlan>> Take(RankPlans* encoded);
 
  private:

@@ -1,23 +1,26 @@
 // The ranks of a job mostly hold shards of the same tensors. Their plans then have names, types,
 // shapes and the structure in common. These are larger than the rest: of the 56 KB of a plan of
-// 1,000 tensors, 15 KB are boxes, fingerprints and plain values. And from save to save a rank's plan
-// changes in its contents alone.
+// 1,000 tensors, 15 KB are boxes, fingerprints and plain values. And from save to save a rank's
+// plan changes in its contents alone.
 //   1. Every rank sends digests of the two common parts, and the rest. Where its plan is as in an
 //      earlier save, it sends in place of the rest the number of that agreement, sums over what
-//      other ranks hold too (plan/replica_pattern.h), and the sizes of values that have another one.
-//   2. The coordinator settles nothing where all ranks name the agreement that it has for its own
-//      plan, and their sums show the same pattern: the replies say so, and each rank has its share
-//      from that time. A rank that has lost an agreement, or has another one, sends its plan.
-//   3. Else the coordinator needs all plans. It knows its own parts, and those that earlier saves by
-//      the same ranks have brought: it keeps them as Coordinator::known_parts. So ranks whose
-//      tensors differ, as in a pipeline, make one exchange from the second save on, unless these
-//      parts exceed its limit. Where it has all, it settles, and the replies are the shares.
+//      other ranks hold too (plan/replica_pattern.h), and the sizes of values that have another
+//      one; where it is as in several, all that of each.
+//   2. The coordinator settles nothing where all ranks name an agreement that it has for its own
+//      plan, and their sums show the same pattern: the replies say which, and each rank has its
+//      share from that time. A rank that has lost an agreement, or has another one, sends its plan.
+//      Where that comes again and again, ranks name agreements for nothing: the coordinator then
+//      keeps none for some saves, and a rank that learns so forgets those that it has named.
+//   3. Else the coordinator needs all plans. It knows its own parts, and those that earlier saves
+//      by the same ranks have brought: it keeps them as Coordinator::known_parts. Of ranks whose
+//      tensors differ, as in a pipeline, it asks none for them from the second save on, unless
+//      these parts exceed its limit. Where it has all, it settles, and the replies are the shares.
 //   4. Else the replies say that another exchange follows. They ask the ranks that named an
 //      agreement for the rest of their plans, and the lowest rank with each unknown digest for that
 //      part. All ranks make that exchange; those that are asked for nothing send a digest of their
 //      first message alone. So no rank has to know what the others hold, and one that has given up
-//      this save and makes the next one is noticed: its message is not of this exchange, and a reply
-//      of this exchange is none to its first message.
+//      this save and makes the next one is noticed: its message is not of this exchange, and a
+//      reply of this exchange is none to its first message.
 //   5. The coordinator checks each part against its digest, keeps it for later saves where there is
 //      memory for it, settles, and sends the shares.
 // A rank that fails in between contributes its error, as to every exchange.
@@ -65,14 +68,15 @@ Hash128 DigestOfTensors(const LocalPlan& plan) { return DigestOfPart(SpecTable(p
 
 Hash128 DigestOfStructure(const LocalPlan& plan) { return DigestOfPart(plan.structure); }
 
-Bytes EncodePlanHead(const LocalPlan& plan, const Agreement* before) {
+Bytes EncodePlanHead(const LocalPlan& plan,
+                     const std::vector<std::shared_ptr<const Agreement>>& before) {
   PlanHead head;
-  if (before != nullptr) {
-    head.tensors = before->tensors;
-    head.structure = before->structure;
-    head.before =
-        PlanAsBefore{before->id, SumsOf(plan, before->compared), ChangedSizes(*before, plan)};
-  } else {
+  for (const auto& one : before) {
+    head.tensors = one->tensors;
+    head.structure = one->structure;
+    head.before.push_back({one->id, SumsOf(plan, one->compared), ChangedSizes(*one, plan)});
+  }
+  if (before.empty()) {
     const SpecTable specs(plan);
     head.tensors = DigestOfPart(specs.Encode());
     head.structure = DigestOfStructure(plan);
@@ -83,6 +87,7 @@ Bytes EncodePlanHead(const LocalPlan& plan, const Agreement* before) {
 
 Result<std::string> ExchangePlans(Coordinator& coordinator, const PlanExchange& mine) {
   GatheredPlans gathered;  // On the coordinator.
+  PlanExchange::Misses misses;
   const auto settled = [](Result<std::vector<std::string>> replies, char with) {
     if (replies.ok()) {
       for (std::string& reply : *replies) {
@@ -95,15 +100,23 @@ Result<std::string> ExchangePlans(Coordinator& coordinator, const PlanExchange& 
     VARVE_RETURN_IF_ERROR(mine.complete());
     RankPlans encoded;
     VARVE_ASSIGN_OR_RETURN(std::vector<LocalPlan> others, gathered.Take(&encoded));
-    return settled(mine.settle(std::move(others), std::move(encoded)), with);
+    return settled(mine.settle(std::move(others), std::move(encoded), misses), with);
   };
   const auto take_heads = [&](std::vector<std::string> heads) -> Result<std::vector<std::string>> {
     VARVE_RETURN_IF_ERROR(AgreeOnTerms(&heads));
     VARVE_RETURN_IF_ERROR(gathered.TakeHeads(heads));
     heads.clear();
-    if (mine.before != nullptr && gathered.AreAsIn(*mine.before, *mine.plan)) {
-      return settled(mine.settle_as_before(gathered.TakeSizes()), kSettled);
+    for (const auto& before : mine.before) {
+      if (!gathered.AreAllAsIn(*before)) {
+        continue;
+      }
+      if (gathered.HavePatternOf(*before, *mine.plan)) {
+        VARVE_ASSIGN_OR_RETURN(auto sizes, gathered.SizesIn(*before));
+        return settled(mine.settle_as_before(before, std::move(sizes)), kSettled);
+      }
+      misses.outdated.push_back(before);
     }
+    misses.any = gathered.AnyBefore();
     gathered.TakeKnown(*mine.plan, coordinator.known_parts());
     std::vector<std::string> asked = gathered.Missing();
     return asked.empty() ? settle_all(kSettled) : std::move(asked);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,24 +21,33 @@ namespace varve {
 
 /// One rank's side of an exchange of plans.
 struct PlanExchange {
+  /// Why plans were settled though agreements were named, on the coordinator.
+  struct Misses {
+    bool any = false;  ///< Some rank has named an agreement for nothing.
+    /// Those that all ranks have named, and whose pattern is another one now.
+    std::vector<std::shared_ptr<const Agreement>> outdated{};
+  };
+
   std::string_view what;  ///< The operation, for messages.
   Bytes terms;            ///< EncodeTerms.
   /// This rank's plan; or why it has none, and then no more of it is looked at.
   Status ready;
   LocalPlan* plan = nullptr;
-  /// The agreement in which the plan is as now; null where there is none. Then the fingerprints of
-  /// the items that no other rank holds may be missing.
-  const Agreement* before = nullptr;
+  /// The agreements in which the plan is as now. Where there are any, the fingerprints of items
+  /// that no other rank holds may be missing.
+  std::vector<std::shared_ptr<const Agreement>> before;
   std::chrono::nanoseconds timeout{};  ///< Of each exchange.
 
   /// Fills the fingerprints that are missing, where the whole plan is needed after all.
   std::function<Status()> complete;
   /// Settles the plans, on the coordinator: of the other ranks, and the same as they travel.
   /// Returns a reply for each rank, its own included.
-  std::function<Result<std::vector<std::string>>(std::vector<LocalPlan>, RankPlans)> settle;
-  /// Does the same where all plans are as in `before`. `sizes` has, by rank, the values of other
-  /// sizes.
+  std::function<Result<std::vector<std::string>>(std::vector<LocalPlan>, RankPlans, const Misses&)>
+      settle;
+  /// Does the same where all plans are as in an agreement. `sizes` has, by rank, the values of
+  /// other sizes.
   std::function<Result<std::vector<std::string>>(
+      const std::shared_ptr<const Agreement>& before,
       std::map<std::uint32_t, std::vector<ObjectSize>> sizes)>
       settle_as_before;
 };
@@ -53,6 +63,7 @@ Hash128 DigestOfTensors(const LocalPlan& plan);
 Hash128 DigestOfStructure(const LocalPlan& plan);
 
 /// Returns the part of a rank's first message that is about its plan.
-Bytes EncodePlanHead(const LocalPlan& plan, const Agreement* before = nullptr);
+Bytes EncodePlanHead(const LocalPlan& plan,
+                     const std::vector<std::shared_ptr<const Agreement>>& before = {});
 
 }  // namespace varve

@@ -55,8 +55,8 @@ Outcome Exchanged(const std::vector<LocalPlan>& plans,
     threads.emplace_back([&, rank] {
       LocalPlan own = plans[rank];
       PlanExchange mine = OfPlan(&own, plans.size());
-      mine.settle = [&](std::vector<LocalPlan> others,
-                        const RankPlans& encoded) -> Result<std::vector<std::string>> {
+      mine.settle = [&](std::vector<LocalPlan> others, const RankPlans& encoded,
+                        const PlanExchange::Misses&) -> Result<std::vector<std::string>> {
         EXPECT_EQ(encoded.world_size(), plans.size());
         outcome.others = std::move(others);
         std::vector<std::string> replies;
@@ -79,11 +79,9 @@ Outcome Exchanged(const std::vector<LocalPlan>& plans,
   return outcome;
 }
 
-/// The same, by new ranks; rank `damaging` damages its `damaged`-th message.
-Outcome Exchanged(const std::vector<LocalPlan>& plans, std::size_t damaging = 0, int damaged = 0) {
-  const auto ranks = MakeCountingRanks(plans.size());
-  ranks[damaging]->Damage(damaged);
-  return Exchanged(plans, ranks);
+/// The same, by new ranks.
+Outcome Exchanged(const std::vector<LocalPlan>& plans) {
+  return Exchanged(plans, MakeCountingRanks(plans.size()));
 }
 
 /// Rank `rank` of `ranks` that hold slices of the same tensors.
@@ -166,7 +164,7 @@ TEST(PlanExchange, NoticesARankThatIsInItsNextSave) {
   const auto exchange = [&](std::size_t rank) {
     LocalPlan own = plans[rank];
     PlanExchange mine = OfPlan(&own, 3);
-    mine.settle = [](const std::vector<LocalPlan>&, const RankPlans&) {
+    mine.settle = [](const std::vector<LocalPlan>&, const RankPlans&, const PlanExchange::Misses&) {
       return Result<std::vector<std::string>>(std::vector<std::string>(3, "share"));
     };
     replies[rank] = ExchangePlans(*ranks[rank], mine);
@@ -189,10 +187,15 @@ TEST(PlanExchange, NoticesARankThatIsInItsNextSave) {
 }
 
 TEST(PlanExchange, RefusesAPartThatIsNotWhatItsDigestSays) {
-  const std::vector<LocalPlan> plans{{}, OfSlices(0, 1)};
-  const Outcome outcome = Exchanged(plans, 1, 2);
-  for (const auto& reply : outcome.replies) {
-    EXPECT_TRUE(FailsWith(reply, StatusCode::kDataLoss, {"plan of rank 1", "another part"}));
+  for (const bool has_structure : {true, false}) {
+    std::vector<LocalPlan> plans{{}, OfSlices(0, 1)};
+    plans[1].structure = has_structure ? "structure" : "";
+    const auto ranks = MakeCountingRanks(2);
+    ranks[1]->Damage(2, has_structure ? 1 : 2);  // The structure, or the shape of the last tensor.
+    const Outcome outcome = Exchanged(plans, ranks);
+    for (const auto& reply : outcome.replies) {
+      EXPECT_TRUE(FailsWith(reply, StatusCode::kDataLoss, {"plan of rank 1", "another part"}));
+    }
   }
 }
 

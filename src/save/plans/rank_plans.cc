@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/guarded.h"
 #include "plan/fields.h"
 
@@ -37,15 +38,19 @@ void RankPlans::SetAssignments(const std::vector<RankAssignment>& ranks) {
 }
 
 std::size_t RankPlans::bytes() const {
-  constexpr std::size_t kSpecBytes = 200;
+  constexpr std::size_t kSpecBytes = 128;  // Beside its encoding, which has the name.
   std::size_t bytes = 0;
   for (const auto& table : tables_) {
-    bytes += table->size() * kSpecBytes;
+    bytes += table->Encode().size() + table->size() * kSpecBytes;
   }
   for (const Rank& rank : ranks_) {
     bytes += sizeof(Rank) + rank.shares.size() + rank.assignment.size();
   }
   return bytes;
+}
+
+std::uint64_t RankPlans::ObjectsOf(std::size_t rank) const {
+  return ByteReader(ranks_[rank - 1].shares).Varint();  // They begin with the values.
 }
 
 Result<LocalPlan> RankPlans::PlanOf(std::size_t rank) const {

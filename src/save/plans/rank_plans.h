@@ -46,6 +46,8 @@ class RankPlans {
   /// Returns about how much memory this takes.
   [[nodiscard]] std::size_t bytes() const;
 
+  /// Returns the number of plain values in the plan of a rank.
+  [[nodiscard]] std::uint64_t ObjectsOf(std::size_t rank) const;
   /// Returns the plan of rank 1 or a higher one, without its structure. Errors: DataLoss naming it.
   [[nodiscard]] Result<LocalPlan> PlanOf(std::size_t rank) const;
   /// Returns what that rank writes. Errors: DataLoss naming it.
