@@ -92,7 +92,7 @@ void GetFiles(ByteReader* in, std::vector<AgentReport::File>* files) {
 
 }  // namespace
 
-std::string AgentVersion() { return std::string(Version()) + "+agent.9"; }
+std::string AgentVersion() { return std::string(Version()) + "+agent.10"; }
 
 Bytes EncodeRefusal(const Status& status) {
   Bytes bytes;
