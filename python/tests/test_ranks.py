@@ -9,7 +9,8 @@ import pytest
 import rank_jobs as jobs
 import torch
 from ranks import errors_of_ranks, run_ranks
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import varve
 import varve.torch
@@ -192,3 +193,24 @@ def test_one_rank_of_a_job_saves_and_loads_alone(agent: str, tmp_path: Path) -> 
     run_ranks(2, jobs.rank_0_saves_alone, str(tmp_path), agent)
     for name in ("thread", "process", "call"):
         assert torch.equal(varve.torch.read(tmp_path / name)["a"], jobs.whole("a"))
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_dtensors_of_many_meshes_and_shapes_come_back(tmp_path: Path) -> None:
+    """More meshes than the engine keeps places for, and meshes that are equal but not the same."""
+
+    def state(value: float) -> dict[str, torch.Tensor]:
+        return {
+            f"w{i}": DTensor.from_local(
+                torch.full((2 + i % 3, 4), value + i),
+                init_device_mesh("cpu", (1,)),
+                [Shard(i % 2) if i % 5 else Replicate()],
+            )
+            for i in range(80)
+        }
+
+    varve.torch.save(state(1.0), tmp_path / "a")
+    loaded = state(0.0)
+    varve.torch.load(loaded, tmp_path / "a")
+    for i, tensor in enumerate(loaded.values()):
+        assert torch.equal(tensor.to_local(), torch.full((2 + i % 3, 4), 1.0 + i))

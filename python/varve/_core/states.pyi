@@ -22,6 +22,11 @@ class Place:
         self, shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]
     ) -> None: ...
 
+class Places:
+    """Keeps what `place_of` has returned, by its arguments."""
+
+    def __init__(self) -> None: ...
+
 def set_dtensors(dtensor: type, place_of: Callable[[Any, Any, Any], Place | None]) -> None:
     """Lets `add_plain_items` and `match_plain_items` take DTensors.
 
@@ -60,7 +65,7 @@ class State:
         leaf: Any,
         taken: list[Any],
         devices: bool,
-        places: dict[Any, Place | None],
+        places: Places,
     ) -> tuple[Any, Any] | None:
         """Adds what `add_plain` would of a dict's entries, and DTensors, up to the first other one.
 
@@ -74,7 +79,7 @@ class State:
             leaf: What the structure has for a tensor.
             taken: Gets the tensors' storages, to be kept as in `add_plain`.
             devices: As in `add_plain`.
-            places: Keeps what `place_of` has returned, by its arguments.
+            places: Of the same save or load.
 
         Returns the first other pair, None at the end.
         """
@@ -127,7 +132,7 @@ class LoadRequest:
         taken: list[tuple[str, Any]],
         keep: list[Any],
         devices: bool,
-        places: dict[Any, Place | None],
+        places: Places,
     ) -> tuple[Any, Any] | None:
         """Adds plain tensors and DTensors to fill as State.add_plain_items does.
 
