@@ -177,12 +177,13 @@ bool ReplicaPattern::IsThatOf(const std::vector<ReplicaSums>& sums) const {
 }
 
 std::size_t ReplicaPattern::bytes() const {
+  constexpr std::size_t kListBytes = 24;
   std::size_t bytes = 0;
   for (const auto& groups : groups_) {
-    bytes += sizeof(groups) + groups.size() * sizeof(groups[0]);
+    bytes += kListBytes + groups.size() * sizeof(std::uint64_t);
   }
   for (const auto& shard : differing_) {
-    bytes += sizeof(shard) + shard.size() * sizeof(shard[0]);
+    bytes += kListBytes + shard.size() * sizeof(Differing);
   }
   return bytes;
 }
