@@ -99,7 +99,7 @@ void MakeRoom(nb::handle entries, std::vector<Item>* items) {
 /// storages; `places` is HeldTensorOf's. Returns the first other (key, value), None at the end.
 nb::object AddPlainItems(State& state, nb::handle entries, const std::optional<std::string>& path,
                          nb::dict names, nb::dict items, nb::handle leaf, nb::list taken,
-                         bool devices, Places& places) {
+                         bool devices, nb::dict places) {
   const nb::str word("tensor");
   MakeRoom(entries, &state.tensors);
   return TakeWhile(entries, [&](nb::handle key, nb::handle tensor) {
@@ -137,7 +137,7 @@ bool IsOfOneRank(std::string_view name) {
 /// `taken` gets (name, tensor), `keep` the storages.
 nb::object MatchPlainItems(LoadRequest& request, nb::handle entries,
                            const std::optional<std::string>& path, nb::dict stored, nb::handle leaf,
-                           nb::list taken, nb::list keep, bool devices, Places& places) {
+                           nb::list taken, nb::list keep, bool devices, nb::dict places) {
   MakeRoom(entries, &request.targets);
   return TakeWhile(entries, [&](nb::handle key, nb::handle tensor) {
     auto name = NameAt(path, key);

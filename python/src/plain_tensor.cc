@@ -173,6 +173,24 @@ std::uint64_t NumberOf(PyObject* function, Arguments... arguments) {
   return nb::cast<std::uint64_t>(Call(function, arguments...));
 }
 
+/// Returns what the places have for a DTensor, asking for it once; None where nothing can be said.
+nb::object HeldPlaceOf(nb::handle tensor, const nb::dict& places) {
+  const nb::object spec = Attribute(tensor, g_dtensors.spec);
+  const nb::object mesh = Attribute(spec, g_dtensors.mesh);
+  const nb::object placements = Attribute(spec, g_dtensors.placements);
+  const nb::object shape = Attribute(tensor, g_dtensors.shape);
+  const nb::tuple key = nb::make_tuple(mesh, placements, shape);
+  if (PyObject* const known = PyDict_GetItemWithError(places.ptr(), key.ptr())) {
+    return nb::borrow(known);
+  }
+  if (PyErr_Occurred() != nullptr) {
+    throw nb::python_error();
+  }
+  nb::object place = Call(g_dtensors.place_of, mesh.ptr(), placements.ptr(), shape.ptr());
+  places[key] = place;
+  return place;
+}
+
 /// DLPack calls a uint4 a uint8: torch's own dtype tells them apart.
 bool IsStored(PyObject* tensor) {
   const nb::object dtype = Attribute(tensor, g_torch.dtype);
@@ -239,43 +257,7 @@ std::optional<PlainTensor> PlainTensorOf(nb::handle tensor, bool devices) {
   return plain;
 }
 
-Places::Layout* Places::Find(const nb::object& mesh, const nb::object& placements) {
-  for (Layout& layout : layouts_) {
-    if (mesh.is(layout.mesh)) {
-      const int equal = PyObject_RichCompareBool(placements.ptr(), layout.placements.ptr(), Py_EQ);
-      if (equal < 0) {
-        throw nb::python_error();
-      }
-      if (equal == 1) {
-        return &layout;
-      }
-    }
-  }
-  return nullptr;
-}
-
-nb::object Places::Of(const nb::object& mesh, const nb::object& placements,
-                      const nb::object& shape) {
-  Layout* layout = Find(mesh, placements);
-  PyObject* const known =
-      layout == nullptr ? nullptr : PyDict_GetItemWithError(layout->places.ptr(), shape.ptr());
-  if (known != nullptr) {
-    return nb::borrow(known);
-  }
-  if (PyErr_Occurred() != nullptr) {
-    throw nb::python_error();
-  }
-  nb::object place = Call(g_dtensors.place_of, mesh.ptr(), placements.ptr(), shape.ptr());
-  if (layout == nullptr && layouts_.size() < kMostLayouts) {
-    layout = &layouts_.emplace_back(Layout{mesh, placements, {}});
-  }
-  if (layout != nullptr) {
-    layout->places[shape] = place;
-  }
-  return place;
-}
-
-std::optional<PlainTensor> HeldTensorOf(nb::handle tensor, bool devices, Places& places) {
+std::optional<PlainTensor> HeldTensorOf(nb::handle tensor, bool devices, const nb::dict& places) {
   if (reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr())) != g_dtensors.type) {
     return PlainTensorOf(tensor, devices);
   }
@@ -283,10 +265,7 @@ std::optional<PlainTensor> HeldTensorOf(nb::handle tensor, bool devices, Places&
   if (!plain) {
     return std::nullopt;
   }
-  const nb::object spec = Attribute(tensor, g_dtensors.spec);
-  const nb::object found =
-      places.Of(Attribute(spec, g_dtensors.mesh), Attribute(spec, g_dtensors.placements),
-                Attribute(tensor, g_dtensors.shape));
+  const nb::object found = HeldPlaceOf(tensor, places);
   if (found.is_none()) {
     return std::nullopt;
   }
@@ -312,7 +291,6 @@ void BindPlainTensors(nb::module_& module) {
             new (place) HeldPlace{std::move(shape), {std::move(offsets), std::move(sizes)}};
           },
           nb::arg("shape"), nb::arg("offsets"), nb::arg("sizes"));
-  nb::class_<Places>(module, "Places").def(nb::init<>());
   module.def("set_dtensors", &SetDTensors, nb::arg("dtensor"), nb::arg("place_of"));
   module.def("set_torch", &SetTorch, nb::arg("capsule"), nb::arg("tensor"), nb::arg("parameter"),
              nb::arg("dtypes"), nb::arg("stored"));

@@ -1,11 +1,9 @@
 // Tensors of torch as plain memory, without a call of Python for each attribute.
 #pragma once
 
-#include <cstddef>
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "bindings.h"
 #include "varve/checkpoint.h"
@@ -28,28 +26,10 @@ struct PlainTensor {
 /// other objects and layouts, and before set_torch was called with an interface. Needs the GIL.
 std::optional<PlainTensor> PlainTensorOf(nb::handle tensor, bool devices);
 
-/// Keeps what set_dtensors' function has returned for each mesh, placements and shape: a state has
-/// many tensors and few of these. Meshes and placements are compared, for their hashes are computed
-/// by Python. Needs the GIL.
-class Places {
- public:
-  /// Returns a Place, or None where nothing can be said. Raises what the function raises.
-  nb::object Of(const nb::object& mesh, const nb::object& placements, const nb::object& shape);
-
- private:
-  static constexpr std::size_t kMostLayouts = 32;
-  struct Layout {
-    nb::object mesh;
-    nb::object placements;
-    nb::dict places;  // By shape.
-  };
-  Layout* Find(const nb::object& mesh, const nb::object& placements);
-  std::vector<Layout> layouts_;
-};
-
 /// Returns likewise the memory of a DTensor whose local tensor is such a tensor and one box of the
-/// whole.
-std::optional<PlainTensor> HeldTensorOf(nb::handle tensor, bool devices, Places& places);
+/// whole. `places` keeps what set_dtensors' function has returned for each mesh, placements and
+/// shape: a state has many tensors and few of these.
+std::optional<PlainTensor> HeldTensorOf(nb::handle tensor, bool devices, const nb::dict& places);
 
 /// Returns true for a DTensor that is a view. It may be a view of a copy, which a load must not
 /// fill.

@@ -22,11 +22,6 @@ class Place:
         self, shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]
     ) -> None: ...
 
-class Places:
-    """Keeps what `place_of` has returned, by its arguments."""
-
-    def __init__(self) -> None: ...
-
 def set_dtensors(dtensor: type, place_of: Callable[[Any, Any, Any], Place | None]) -> None:
     """Lets `add_plain_items` and `match_plain_items` take DTensors.
 
@@ -65,7 +60,7 @@ class State:
         leaf: Any,
         taken: list[Any],
         devices: bool,
-        places: Places,
+        places: dict[Any, Place | None],
     ) -> tuple[Any, Any] | None:
         """Adds what `add_plain` would of a dict's entries, and DTensors, up to the first other one.
 
@@ -79,7 +74,7 @@ class State:
             leaf: What the structure has for a tensor.
             taken: Gets the tensors' storages, to be kept as in `add_plain`.
             devices: As in `add_plain`.
-            places: Of the same save or load.
+            places: Keeps what `place_of` has returned, by its arguments.
 
         Returns the first other pair, None at the end.
         """
@@ -132,7 +127,7 @@ class LoadRequest:
         taken: list[tuple[str, Any]],
         keep: list[Any],
         devices: bool,
-        places: Places,
+        places: dict[Any, Place | None],
     ) -> tuple[Any, Any] | None:
         """Adds plain tensors and DTensors to fill as State.add_plain_items does.
 

@@ -82,7 +82,7 @@ class TorchArrays(NumpyArrays):
         #: Whether `add_plain` may take tensors on devices; known when the first comes.
         self._plain_devices = False
         #: Where this rank's boxes of DTensors are, by mesh, placements and shape.
-        self._places = states.Places()
+        self._places: dict[Any, states.Place | None] = {}
         #: Copies on the CPU, by the memory that they are of: tied tensors stay tied.
         self._copies: dict[Any, torch.Tensor] = {}
         self._fresh: dict[int, torch.Tensor] = {}
