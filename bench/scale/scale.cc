@@ -207,18 +207,16 @@ class RankZero final : public Coordinator {
   Status Send(int to, std::string_view message, Deadline /*deadline*/) override {
     const auto rank = static_cast<std::uint64_t>(to);
     Count(rank, message, &row_->messages_out, &row_->mib_out, &row_->one_bytes_in);
-    if (sent_[rank]++ == 0) {  // Exchange A. The reply of B is only an end.
+    if (sent_[rank]++ == 0) {  // Exchange A, of which one is enough. The reply of B is only an end.
       AskFor(Ask::kReply, rank);
       Put(others_, message);
+      row_->call_cpu_ms = meter_->cost().cpu_seconds * 1000;
     }
     return Status::Ok();
   }
 
   Result<std::string> Receive(int from, Deadline /*deadline*/) override {
     const auto rank = static_cast<std::uint64_t>(from);
-    if (received_[rank] == 1 && rank == 1) {
-      row_->call_cpu_ms = meter_->cost().cpu_seconds * 1000;
-    }
     AskFor(received_[rank]++ == 0 ? Ask::kPlan : Ask::kReceipt, rank);
     std::string message = Take(others_);
     Count(rank, message, &row_->messages_in, &row_->mib_in, &row_->one_bytes_out);

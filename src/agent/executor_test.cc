@@ -35,8 +35,10 @@ class UnwillingAgent final : public AgentLink {
       EXPECT_TRUE(IsOk(lease));
       lease_ = *ValidityPage::Map(*std::move(lease));
       if (refuses_) {
-        answers_.push_back({AgentVerb::kRefused, message.ticket,
-                            EncodeRefusal(FailedPrecondition("no room")), {}});
+        answers_.push_back({AgentVerb::kRefused,
+                            message.ticket,
+                            EncodeRefusal(FailedPrecondition("no room")),
+                            {}});
       }
     }
     changed_.notify_all();
@@ -58,7 +60,7 @@ class UnwillingAgent final : public AgentLink {
     closed_ = true;
     changed_.notify_all();
   }
-  [[nodiscard]] const ValidityPage& lease() const { return *lease_; }
+  [[nodiscard]] const ValidityPage* lease() const { return lease_.get(); }
 
  private:
   const bool refuses_;
@@ -89,7 +91,8 @@ TEST(AgentExecutor, RevokesTheLeaseOfASaveThatTheAgentDoesNotAccept) {
                           refuses ? StatusCode::kFailedPrecondition : StatusCode::kUnavailable,
                           {refuses ? "no room" : "has not answered for 20 ms"}));
     EXPECT_EQ(sent, !refuses);
-    EXPECT_FALSE(agent->lease().Valid());
+    ASSERT_NE(agent->lease(), nullptr);
+    EXPECT_FALSE(agent->lease()->Valid());
   }
 }
 

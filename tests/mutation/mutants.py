@@ -370,6 +370,20 @@ MUTANTS = (
         PLAN,
     ),
     Mutant(
+        "plan-misses-not-weighed",
+        "src/save/plans/agreements.cc",
+        "weight_ += missed ? kMissWeight : 0;",
+        "",
+        PLAN,
+    ),
+    Mutant(
+        "plan-pause-without-end",
+        "src/save/plans/agreements.cc",
+        "    --pause_;\n",
+        "",
+        PLAN,
+    ),
+    Mutant(
         "plan-other-options-as-before",
         "src/save/plans/agreements.cc",
         "if (one.terms == terms && one.structure == structure &&",

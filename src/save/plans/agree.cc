@@ -35,12 +35,12 @@ struct SettledShare {
   Bytes placement;
   Hash128 agreement;  ///< Zero where the coordinator keeps none.
   std::vector<ComparedItems::Run> compared;
-  std::vector<Hash128> outdated;  ///< Agreements that are of no use any more.
+  bool forgets_all = false;  ///< All agreements are of no use any more.
 };
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, SettledShare>& share) {
-  archive(share.assignment, share.placement, share.agreement, share.compared, share.outdated);
+  archive(share.assignment, share.placement, share.agreement, share.compared, share.forgets_all);
 }
 
 /// The share that exchange A gives a rank to write.
@@ -164,14 +164,13 @@ Status PlanAgreement::Exchange(Coordinator& coordinator, std::string_view what, 
       mine.terms = EncodeTerms(
           TermsOf(call_.options, call_.path, coordinator.size(), call_.claims_apart), {});
       mine.plan = settled_->plans.data();
+      mine.before = before_;
       return Status::Ok();
     });
   }
-  mine.before = before_;
   mine.complete = [&] { return Complete(); };
-  mine.settle = [&](std::vector<LocalPlan> others, RankPlans encoded,
-                    const PlanExchange::Misses& misses) {
-    return Settle(std::move(others), std::move(encoded), misses, claim);
+  mine.settle = [&](std::vector<LocalPlan> others, RankPlans encoded, bool missed) {
+    return Settle(std::move(others), std::move(encoded), missed, claim);
   };
   mine.settle_as_before = [&](const std::shared_ptr<const Agreement>& before,
                               std::map<std::uint32_t, std::vector<ObjectSize>> sizes) {
@@ -199,8 +198,7 @@ Status PlanAgreement::MakeIdentity(std::size_t ranks) {
 
 /// Settles the plans of all ranks, on the coordinator within the exchange.
 Result<std::vector<std::string>> PlanAgreement::Settle(std::vector<LocalPlan> others,
-                                                       RankPlans encoded,
-                                                       const PlanExchange::Misses& misses,
+                                                       RankPlans encoded, bool missed,
                                                        const ClaimFunction& claim) {
   std::vector<LocalPlan>& plans = settled_->plans;
   SettledPlan& settled = settled_->settled;
@@ -235,7 +233,7 @@ Result<std::vector<std::string>> PlanAgreement::Settle(std::vector<LocalPlan> ot
   settled.ranks.assign(1, shares[0].assignment);
   plans.resize(1);
   if (pattern) {
-    Keep(*std::move(pattern), misses, &shares);
+    Keep(*std::move(pattern), missed, &shares);
   }
   std::vector<std::string> replies(shares.size());
   for (std::size_t rank = 1; rank < shares.size(); ++rank) {
@@ -248,13 +246,14 @@ Result<std::vector<std::string>> PlanAgreement::Settle(std::vector<LocalPlan> ot
 
 /// Keeps what was settled for later saves, where there is memory for it, and puts its number and
 /// what each rank compares into the shares. On the coordinator.
-void PlanAgreement::Keep(ReplicaPattern pattern, const PlanExchange::Misses& misses,
-                         std::vector<SettledShare>* shares) {
+void PlanAgreement::Keep(ReplicaPattern pattern, bool missed, std::vector<SettledShare>* shares) {
+  const Agreements::Next next = agreements_->Settled(missed);
+  for (SettledShare& share : *shares) {
+    share.forgets_all = next == Agreements::Next::kClear;
+  }
   (void)Guarded([&]() -> Status {
-    agreements_->Forget(misses.outdated);
     std::vector<ComparedItems> compared = pattern.Finish();
-    if (!agreements_->MayKeep(misses.any) || compared.empty()) {
-      agreements_->Forget(before_);  // As all ranks do.
+    if (next != Agreements::Next::kKeep || compared.empty()) {
       return Status::Ok();
     }
     VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
@@ -266,12 +265,8 @@ void PlanAgreement::Keep(ReplicaPattern pattern, const PlanExchange::Misses& mis
     agreement->others = settled_->others;
     if (agreements_->Keep(agreement)) {
       for (std::size_t rank = 1; rank < shares->size(); ++rank) {
-        SettledShare& share = (*shares)[rank];
-        share.agreement = agreement->id;
-        share.compared = std::move(compared[rank].runs);
-        for (const auto& outdated : misses.outdated) {
-          share.outdated.push_back(outdated->id);
-        }
+        (*shares)[rank].agreement = agreement->id;
+        (*shares)[rank].compared = std::move(compared[rank].runs);
       }
     }
     return Status::Ok();
@@ -340,19 +335,17 @@ Status PlanAgreement::TakeBefore(const Hash128& agreement) {
   return Status::Ok();
 }
 
-/// Keeps this rank's part of what was settled, and forgets what is of no use any more. Without
-/// memory for it the rank sends its plan again.
+/// Keeps this rank's part of what was settled. Without memory for it the rank sends its plan again.
 void PlanAgreement::KeepOwn(const SettledShare& share) {
+  if (share.forgets_all) {
+    agreements_->Clear();
+  }
+  if (share.agreement == Hash128()) {
+    return;
+  }
   (void)Guarded([&] {
-    std::erase_if(before_, [&](const auto& one) {  // The rest is of use.
-      return share.agreement != Hash128() && std::find(share.outdated.begin(), share.outdated.end(),
-                                                       one->id) == share.outdated.end();
-    });
-    agreements_->Forget(before_);
-    if (share.agreement != Hash128()) {
-      agreements_->Keep(MakeAgreement(share.agreement, Terms(), settled_->plan(),
-                                      settled_->assignment(), {share.compared}));
-    }
+    agreements_->Keep(MakeAgreement(share.agreement, Terms(), settled_->plan(),
+                                    settled_->assignment(), {share.compared}));
     return Status::Ok();
   });
 }

@@ -63,10 +63,8 @@ class PlanAgreement {
   Status Complete();
   Status MakeIdentity(std::size_t ranks);
   Result<std::vector<std::string>> Settle(std::vector<LocalPlan> others, RankPlans encoded,
-                                          const PlanExchange::Misses& misses,
-                                          const ClaimFunction& claim);
-  void Keep(ReplicaPattern pattern, const PlanExchange::Misses& misses,
-            std::vector<SettledShare>* shares);
+                                          bool missed, const ClaimFunction& claim);
+  void Keep(ReplicaPattern pattern, bool missed, std::vector<SettledShare>* shares);
   Result<std::vector<std::string>> SettleAsBefore(
       const Agreement& before, std::map<std::uint32_t, std::vector<ObjectSize>> sizes,
       const ClaimFunction& claim);

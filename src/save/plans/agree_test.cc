@@ -341,39 +341,52 @@ int SecondExchanges(Job& job, const std::string& path, int saves,
   return second;
 }
 
+constexpr int kMostMisses = Agreements::kMostWeight / Agreements::kMissWeight;
+
 TEST(PlansAsBefore, AreNotNamedForNothingAgainAndAgain) {
   const TempDir dir;
   Job another(3);  // Rank 0 has another plan at each save.
-  EXPECT_LE(SecondExchanges(
-                another, dir / "another-", 30,
-                [&](int step) { another.state(0).structure = EncodeValue(Value::Int(step)); }),
-            Agreements::kMostMisses);
-  Job differing(3);  // More differs between the ranks than sums may tell.
-  EXPECT_LE(SecondExchanges(differing, dir / "differing-", 30,
-                            [&](int step) {
-                              for (std::size_t i = 0; i < 20 && step == 1; ++i) {
-                                for (std::size_t rank = 0; rank < 3; ++rank) {
-                                  differing.AddTensor(rank, "b" + std::to_string(i), {2},
-                                                      {{0}, {2}}, static_cast<float>(rank));
-                                }
-                              }
-                            }),
-            1);
-  Job diverging(3);  // The same, of tensors that were equal in the first save.
-  for (std::size_t i = 0; i < 20; ++i) {
-    for (std::size_t rank = 0; rank < 3; ++rank) {
-      diverging.AddTensor(rank, "b" + std::to_string(i), {2}, {{0}, {2}}, 0);
+  const auto change = [&](int step) { another.state(0).structure = EncodeValue(Value::Int(step)); };
+  EXPECT_LE(SecondExchanges(another, dir / "another-", 30, change), kMostMisses);
+  // And then it has the same one.
+  const auto stay = [](int) {};
+  SecondExchanges(another, dir / "stable-", Agreements::kPause, stay);
+  EXPECT_EQ(SecondExchanges(another, dir / "again-", 5, stay), 0);
+  EXPECT_LT(another.FirstMessage(1), kFewBytes);
+}
+
+TEST(PlansAsBefore, OfMoreThanSumsMayTellAreNotKept) {
+  const TempDir dir;
+  Job job(3);
+  const auto diverge = [&](int step) {
+    for (std::size_t i = 0; i < 20 && step < 2; ++i) {
+      for (std::size_t rank = 0; rank < 3; ++rank) {
+        if (step == 0) {
+          job.AddTensor(rank, "b" + std::to_string(i), {2}, {{0}, {2}}, 0);
+        } else {
+          job.Fill(rank, kLayers + 1 + i, static_cast<float>(rank));
+        }
+      }
     }
-  }
-  EXPECT_LE(SecondExchanges(diverging, dir / "diverging-", 30,
-                            [&](int step) {
-                              for (std::size_t i = 0; i < 20 && step == 1; ++i) {
-                                for (std::size_t rank = 0; rank < 3; ++rank) {
-                                  diverging.Fill(rank, kLayers + 1 + i, static_cast<float>(rank));
-                                }
-                              }
-                            }),
-            1);
+  };
+  EXPECT_LE(SecondExchanges(job, dir / "step-", 60, diverge), kMostMisses);
+}
+
+TEST(PlansAsBefore, CostLittleWhereEverySecondSaveHasAnotherPlan) {
+  const TempDir dir;
+  Job job(3);
+  const std::string structure = EncodeValue(Value::Int(-1));
+  const auto every_second = [&](int step) {
+    job.state(0).structure = step % 2 == 0 ? structure : EncodeValue(Value::Int(step));
+  };
+  EXPECT_LE(SecondExchanges(job, dir / "step-", 200, every_second), 200 / 6);
+}
+
+TEST(PlansAsBefore, AreFoundAgainWhenReplicasDifferNowAndThen) {
+  const TempDir dir;
+  Job job(3);
+  const auto diverge = [&](int step) { job.Fill(2, kLayers, step % 3 == 2 ? -1.0F : 1.0F); };
+  EXPECT_LE(SecondExchanges(job, dir / "step-", 60, diverge), 1);
 }
 
 TEST(PlansAsBefore, GoToAnotherProcessWithTheSizesOfTheirValues) {

@@ -77,7 +77,7 @@ bool Agreements::Keep(std::shared_ptr<const Agreement> agreement) {
 
 void Agreements::Use(const Agreement& agreement) {
   const std::scoped_lock lock(mutex_);
-  misses_ = 0;
+  weight_ = std::max(weight_ - 1, 0);
   const auto found = std::find_if(kept_.begin(), kept_.end(), [&](const Kept& one) {
     return one.agreement.get() == &agreement;
   });
@@ -86,26 +86,25 @@ void Agreements::Use(const Agreement& agreement) {
   }
 }
 
-void Agreements::Forget(const std::vector<std::shared_ptr<const Agreement>>& agreements) {
+void Agreements::Clear() {
   const std::scoped_lock lock(mutex_);
-  kept_.remove_if([&](const Kept& one) {
-    return std::find(agreements.begin(), agreements.end(), one.agreement) != agreements.end();
-  });
+  kept_.clear();
 }
 
-bool Agreements::MayKeep(bool missed) {
+Agreements::Next Agreements::Settled(bool missed) {
   const std::scoped_lock lock(mutex_);
   if (pause_ > 0) {
     --pause_;
-    return false;
+    return missed ? Next::kClear : Next::kDrop;
   }
-  misses_ = missed ? misses_ + 1 : 0;
-  if (misses_ >= kMostMisses) {
-    misses_ = 0;
-    pause_ = kPause;
-    return false;
+  weight_ += missed ? kMissWeight : 0;
+  if (weight_ < kMostWeight) {
+    return Next::kKeep;
   }
-  return true;
+  weight_ = 0;
+  pause_ = kPause;
+  kept_.clear();
+  return Next::kClear;
 }
 
 std::vector<ObjectSize> ChangedSizes(const Agreement& agreement, const LocalPlan& plan) {

@@ -38,36 +38,44 @@ struct Agreement {
   [[nodiscard]] std::size_t bytes() const;
 };
 
-/// Keeps the last few agreements of a set of ranks: jobs save models and optimizers in turns. A
-/// rank may have the same plan in several of them, or none, as the last rank of a short optimizer.
+/// Keeps the last few agreements of a set of ranks: jobs save models and optimizers in turns. A rank
+/// may have the same plan in several of them, or none, as the last rank of a short optimizer.
+///
+/// A rank cannot know whether all others still have the plans of an agreement that it names. Where
+/// they have not, one more exchange brings the plans. The coordinator weighs that against the saves
+/// in which an agreement holds. Where too many are missed, all ranks forget all, and the coordinator
+/// keeps none of what is settled next; then it tries again.
+///
 /// Threads: any.
 class Agreements {
  public:
   static constexpr std::size_t kMost = 4;
-  /// So many settled plans in a row that no later save could use, and the coordinator keeps none of
-  /// the next kPause. Some rank has another plan at each save, and the others would name an
-  /// agreement for nothing.
-  static constexpr int kMostMisses = 4;
-  static constexpr int kPause = 32;
+  static constexpr int kMissWeight = 4;  ///< A miss weighs as much as so many agreements that hold.
+  static constexpr int kMostWeight = 16;
+  static constexpr int kPause = 32;  ///< Settled saves.
 
   explicit Agreements(std::size_t most_bytes = std::size_t{512} << 20) : most_bytes_(most_bytes) {}
 
   /// Returns those that earlier saves by the same ranks have made.
   static std::shared_ptr<Agreements> Of(Coordinator& coordinator);
 
-  /// Returns the agreements of a plan like this one, the newest first. The sizes of a few plain
-  /// values may be others (ChangedSizes).
+  /// Returns the agreements of a plan like this one, the one that was used last first. The sizes of
+  /// a few plain values may be others (ChangedSizes).
   std::vector<std::shared_ptr<const Agreement>> Find(const LocalPlan& plan, const Bytes& terms);
   /// Keeps an agreement. One above the limit of memory is not kept: returns false.
   bool Keep(std::shared_ptr<const Agreement> agreement);
-  /// Marks an agreement as the one that was used last.
+  /// Notes that an agreement holds.
   void Use(const Agreement& agreement);
-  /// Drops agreements.
-  void Forget(const std::vector<std::shared_ptr<const Agreement>>& agreements);
+  void Clear();
 
-  /// Notes on the coordinator that plans were settled, though ranks had named agreements if
-  /// `missed`. Returns whether the new agreement is to be kept.
-  bool MayKeep(bool missed);
+  /// What becomes of a plan that was settled.
+  enum class Next : std::uint8_t {
+    kKeep,
+    kDrop,
+    kClear,  ///< It is dropped, and all ranks forget all agreements.
+  };
+  /// Notes on the coordinator that plans were settled. `missed`: ranks had named agreements.
+  Next Settled(bool missed);
 
  private:
   struct Kept {
@@ -78,7 +86,7 @@ class Agreements {
   const std::size_t most_bytes_;
   std::mutex mutex_;
   std::list<Kept> kept_;  // All below are guarded by mutex_. The one used last is first.
-  int misses_ = 0;
+  int weight_ = 0;
   int pause_ = 0;
 };
 

@@ -60,18 +60,16 @@ const PlanAsBefore* FindBefore(const PlanHead& head, const Agreement& agreement)
 
 }  // namespace
 
-bool GatheredPlans::AreAllAsIn(const Agreement& agreement) const {
-  return std::all_of(heads_.begin() + 1, heads_.end(), [&](const Head& head) {
-    return FindBefore(head.message, agreement) != nullptr;
-  });
-}
-
-bool GatheredPlans::HavePatternOf(const Agreement& agreement, const LocalPlan& own) const {
+bool GatheredPlans::AreAsIn(const Agreement& agreement, const LocalPlan& own) const {
   std::vector<ReplicaSums> sums;
   sums.reserve(heads_.size());
   sums.push_back(SumsOf(own, agreement.compared));
   for (std::size_t rank = 1; rank < heads_.size(); ++rank) {
-    sums.push_back(FindBefore(heads_[rank].message, agreement)->sums);
+    const PlanAsBefore* const before = FindBefore(heads_[rank].message, agreement);
+    if (before == nullptr) {
+      return false;
+    }
+    sums.push_back(before->sums);
   }
   return agreement.pattern.IsThatOf(sums);
 }

@@ -63,11 +63,10 @@ class GatheredPlans {
   /// Takes the first messages, by rank; the coordinator's own is not looked at. Untrusted input.
   /// Errors: DataLoss naming the rank.
   Status TakeHeads(const std::vector<std::string>& heads);
-  /// Returns true where all ranks name `agreement`, which is the coordinator's.
-  [[nodiscard]] bool AreAllAsIn(const Agreement& agreement) const;
-  /// Returns true where their sums also show its pattern. `own` is the coordinator's plan.
-  [[nodiscard]] bool HavePatternOf(const Agreement& agreement, const LocalPlan& own) const;
-  /// Returns the sizes of values that have another one than in that agreement, by rank. Errors:
+  /// Returns true where all ranks name `agreement`, and their sums show its pattern. It is the
+  /// coordinator's, whose plan is `own`.
+  [[nodiscard]] bool AreAsIn(const Agreement& agreement, const LocalPlan& own) const;
+  /// Returns the sizes of values that have another one than in an agreement that all ranks name, by rank. Errors:
   /// DataLoss naming a rank that has no such value, or no such size.
   [[nodiscard]] Result<std::map<std::uint32_t, std::vector<ObjectSize>>> SizesIn(
       const Agreement& agreement) const;

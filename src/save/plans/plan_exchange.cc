@@ -8,9 +8,7 @@
 //      one; where it is as in several, all that of each.
 //   2. The coordinator settles nothing where all ranks name an agreement that it has for its own
 //      plan, and their sums show the same pattern: the replies say which, and each rank has its
-//      share from that time. A rank that has lost an agreement, or has another one, sends its plan.
-//      Where that comes again and again, ranks name agreements for nothing: the coordinator then
-//      keeps none for some saves, and a rank that learns so forgets those that it has named.
+//      share from that time.
 //   3. Else the coordinator needs all plans. It knows its own parts, and those that earlier saves
 //      by the same ranks have brought: it keeps them as Coordinator::known_parts. Of ranks whose
 //      tensors differ, as in a pipeline, it asks none for them from the second save on, unless
@@ -18,7 +16,8 @@
 //   4. Else the replies say that another exchange follows. They ask the ranks that named an
 //      agreement for the rest of their plans, and the lowest rank with each unknown digest for that
 //      part. All ranks make that exchange; those that are asked for nothing send a digest of their
-//      first message alone. So no rank has to know what the others hold, and one that has given up
+//      first message alone. A rank that has lost an agreement costs this exchange once; how often
+//      ranks may name agreements for nothing is weighed (agreements.h). So no rank has to know what the others hold, and one that has given up
 //      this save and makes the next one is noticed: its message is not of this exchange, and a
 //      reply of this exchange is none to its first message.
 //   5. The coordinator checks each part against its digest, keeps it for later saves where there is
@@ -87,7 +86,7 @@ Bytes EncodePlanHead(const LocalPlan& plan,
 
 Result<std::string> ExchangePlans(Coordinator& coordinator, const PlanExchange& mine) {
   GatheredPlans gathered;  // On the coordinator.
-  PlanExchange::Misses misses;
+  bool missed = false;     // Likewise.
   const auto settled = [](Result<std::vector<std::string>> replies, char with) {
     if (replies.ok()) {
       for (std::string& reply : *replies) {
@@ -100,23 +99,19 @@ Result<std::string> ExchangePlans(Coordinator& coordinator, const PlanExchange& 
     VARVE_RETURN_IF_ERROR(mine.complete());
     RankPlans encoded;
     VARVE_ASSIGN_OR_RETURN(std::vector<LocalPlan> others, gathered.Take(&encoded));
-    return settled(mine.settle(std::move(others), std::move(encoded), misses), with);
+    return settled(mine.settle(std::move(others), std::move(encoded), missed), with);
   };
   const auto take_heads = [&](std::vector<std::string> heads) -> Result<std::vector<std::string>> {
     VARVE_RETURN_IF_ERROR(AgreeOnTerms(&heads));
     VARVE_RETURN_IF_ERROR(gathered.TakeHeads(heads));
     heads.clear();
     for (const auto& before : mine.before) {
-      if (!gathered.AreAllAsIn(*before)) {
-        continue;
-      }
-      if (gathered.HavePatternOf(*before, *mine.plan)) {
+      if (gathered.AreAsIn(*before, *mine.plan)) {
         VARVE_ASSIGN_OR_RETURN(auto sizes, gathered.SizesIn(*before));
         return settled(mine.settle_as_before(before, std::move(sizes)), kSettled);
       }
-      misses.outdated.push_back(before);
     }
-    misses.any = gathered.AnyBefore();
+    missed = gathered.AnyBefore();
     gathered.TakeKnown(*mine.plan, coordinator.known_parts());
     std::vector<std::string> asked = gathered.Missing();
     return asked.empty() ? settle_all(kSettled) : std::move(asked);

@@ -21,13 +21,6 @@ namespace varve {
 
 /// One rank's side of an exchange of plans.
 struct PlanExchange {
-  /// Why plans were settled though agreements were named, on the coordinator.
-  struct Misses {
-    bool any = false;  ///< Some rank has named an agreement for nothing.
-    /// Those that all ranks have named, and whose pattern is another one now.
-    std::vector<std::shared_ptr<const Agreement>> outdated{};
-  };
-
   std::string_view what;  ///< The operation, for messages.
   Bytes terms;            ///< EncodeTerms.
   /// This rank's plan; or why it has none, and then no more of it is looked at.
@@ -41,8 +34,9 @@ struct PlanExchange {
   /// Fills the fingerprints that are missing, where the whole plan is needed after all.
   std::function<Status()> complete;
   /// Settles the plans, on the coordinator: of the other ranks, and the same as they travel.
-  /// Returns a reply for each rank, its own included.
-  std::function<Result<std::vector<std::string>>(std::vector<LocalPlan>, RankPlans, const Misses&)>
+  /// `missed`: some rank has named an agreement for nothing. Returns a reply for each rank, its own
+  /// included.
+  std::function<Result<std::vector<std::string>>(std::vector<LocalPlan>, RankPlans, bool missed)>
       settle;
   /// Does the same where all plans are as in an agreement. `sizes` has, by rank, the values of
   /// other sizes.

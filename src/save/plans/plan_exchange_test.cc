@@ -56,7 +56,7 @@ Outcome Exchanged(const std::vector<LocalPlan>& plans,
       LocalPlan own = plans[rank];
       PlanExchange mine = OfPlan(&own, plans.size());
       mine.settle = [&](std::vector<LocalPlan> others, const RankPlans& encoded,
-                        const PlanExchange::Misses&) -> Result<std::vector<std::string>> {
+                        bool /*missed*/) -> Result<std::vector<std::string>> {
         EXPECT_EQ(encoded.world_size(), plans.size());
         outcome.others = std::move(others);
         std::vector<std::string> replies;
@@ -164,7 +164,7 @@ TEST(PlanExchange, NoticesARankThatIsInItsNextSave) {
   const auto exchange = [&](std::size_t rank) {
     LocalPlan own = plans[rank];
     PlanExchange mine = OfPlan(&own, 3);
-    mine.settle = [](const std::vector<LocalPlan>&, const RankPlans&, const PlanExchange::Misses&) {
+    mine.settle = [](const std::vector<LocalPlan>&, const RankPlans&, bool /*missed*/) {
       return Result<std::vector<std::string>>(std::vector<std::string>(3, "share"));
     };
     replies[rank] = ExchangePlans(*ranks[rank], mine);
