@@ -352,7 +352,7 @@ MUTANTS = (
         "plan-of-another-agreement",
         "src/save/plans/gathered_plans.cc",
         "[&](const PlanAsBefore& one) { return one.agreement == agreement.id; });",
-        "[&](const PlanAsBefore&) { return true; });",
+        "[&](const PlanAsBefore& one) { return one.agreement == agreement.id || true; });",
         PLAN,
     ),
     Mutant(
@@ -387,14 +387,14 @@ MUTANTS = (
         "plan-other-options-as-before",
         "src/save/plans/agreements.cc",
         "if (one.terms == terms && one.structure == structure &&",
-        "if (one.structure == structure &&",
+        "if ((one.terms == terms || true) && one.structure == structure &&",
         PLAN,
     ),
     Mutant(
         "plan-other-sizes-lost",
         "src/save/plans/agree.cc",
         "settled_->sizes = std::move(sizes);",
-        "",
+        "(void)sizes;",
         PLAN,
     ),
     Mutant(
