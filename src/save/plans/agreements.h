@@ -38,13 +38,13 @@ struct Agreement {
   [[nodiscard]] std::size_t bytes() const;
 };
 
-/// Keeps the last few agreements of a set of ranks: jobs save models and optimizers in turns. A rank
-/// may have the same plan in several of them, or none, as the last rank of a short optimizer.
+/// Keeps the last few agreements of a set of ranks: jobs save models and optimizers in turns. A
+/// rank may have the same plan in several of them, or none, as the last rank of a short optimizer.
 ///
 /// A rank cannot know whether all others still have the plans of an agreement that it names. Where
 /// they have not, one more exchange brings the plans. The coordinator weighs that against the saves
-/// in which an agreement holds. Where too many are missed, all ranks forget all, and the coordinator
-/// keeps none of what is settled next; then it tries again.
+/// in which an agreement holds. Where too many are missed, all ranks forget all, and the
+/// coordinator keeps none of what is settled next; then it tries again.
 ///
 /// Threads: any.
 class Agreements {

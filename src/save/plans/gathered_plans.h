@@ -66,8 +66,8 @@ class GatheredPlans {
   /// Returns true where all ranks name `agreement`, and their sums show its pattern. It is the
   /// coordinator's, whose plan is `own`.
   [[nodiscard]] bool AreAsIn(const Agreement& agreement, const LocalPlan& own) const;
-  /// Returns the sizes of values that have another one than in an agreement that all ranks name, by rank. Errors:
-  /// DataLoss naming a rank that has no such value, or no such size.
+  /// Returns the sizes of values that have another one than in an agreement that all ranks name, by
+  /// rank. Errors: DataLoss naming a rank that has no such value, or no such size.
   [[nodiscard]] Result<std::map<std::uint32_t, std::vector<ObjectSize>>> SizesIn(
       const Agreement& agreement) const;
   /// Returns true where some rank has named an agreement and sent no plan.

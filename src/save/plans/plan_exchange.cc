@@ -16,10 +16,10 @@
 //   4. Else the replies say that another exchange follows. They ask the ranks that named an
 //      agreement for the rest of their plans, and the lowest rank with each unknown digest for that
 //      part. All ranks make that exchange; those that are asked for nothing send a digest of their
-//      first message alone. A rank that has lost an agreement costs this exchange once; how often
-//      ranks may name agreements for nothing is weighed (agreements.h). So no rank has to know what the others hold, and one that has given up
+//      first message alone. So no rank has to know what the others hold, and one that has given up
 //      this save and makes the next one is noticed: its message is not of this exchange, and a
-//      reply of this exchange is none to its first message.
+//      reply of this exchange is none to its first message. How often ranks may name agreements for
+//      nothing is weighed (agreements.h).
 //   5. The coordinator checks each part against its digest, keeps it for later saves where there is
 //      memory for it, settles, and sends the shares.
 // A rank that fails in between contributes its error, as to every exchange.
