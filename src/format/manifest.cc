@@ -24,7 +24,9 @@ namespace {
 constexpr std::string_view kMagic = "VARVEMF\n";
 constexpr std::size_t kFrameHeadBytes = 8 + 4 + 8 + 8;
 constexpr std::size_t kCrcBytes = 4;
-constexpr std::uint64_t kMaxPlainBytes = FLATBUFFERS_MAX_BUFFER_SIZE;
+constexpr std::uint64_t kMaxPlainBytes = FLATBUFFERS_MAX_BUFFER_SIZE;  // 2 GiB.
+// What is written leaves room for what the estimate of a manifest does not know.
+constexpr std::uint64_t kMaxWrittenBytes = kMaxPlainBytes / 16 * 15;
 // The ratio of zstd for zeros: blocks of 128 KiB in 4 bytes. A frame that claims more is refused.
 constexpr std::uint64_t kMaxZstdRatio = 32768;
 constexpr int kZstdLevel = 1;  // Names and offsets shrink 4-5 times at any level; speed decides.
@@ -284,11 +286,12 @@ class Decoder {
 
 Status CheckManifestSize(const ManifestCounts& counts) {
   const std::uint64_t estimate = EstimateBytes(counts);
-  if (estimate <= kMaxPlainBytes / 2) {
+  if (estimate <= kMaxWrittenBytes) {
     return Status::Ok();
   }
   return InvalidArgument("the manifest would take about " + std::to_string(estimate) +
-                         " bytes, the format's limit is 1 GiB (" + std::to_string(counts.tensors) +
+                         " bytes, at most " + std::to_string(kMaxWrittenBytes) +
+                         " can be written (" + std::to_string(counts.tensors) +
                          " tensors in " + std::to_string(counts.chunks) + " chunks, " +
                          std::to_string(counts.blocks) +
                          " checksum blocks); save fewer tensors or use larger blocks");

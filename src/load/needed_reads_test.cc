@@ -194,7 +194,7 @@ TEST(Save, RefusesAnIndexThatWouldBeTooLargeBeforeItReadsData) {
   }};
   state.tensors.push_back({"w", DType::kUInt8, shape, WholeBox(shape), producer});
   EXPECT_TRUE(FailsWith(Save(state, dir / "c", {.block_bytes = 4096}), StatusCode::kInvalidArgument,
-                        {"manifest", "1 GiB", "checksum blocks"}));
+                        {"manifest", "can be written", "checksum blocks"}));
   EXPECT_FALSE(produced);
   const auto names = PosixStorage().List(dir.path());
   ASSERT_TRUE(IsOk(names));

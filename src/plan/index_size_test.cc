@@ -35,8 +35,14 @@ TEST(IndexSize, CountsWhatAllRanksWrite) {
 
 TEST(IndexSize, RefusesWhatNoManifestHolds) {
   EXPECT_TRUE(IsOk(CheckManifestSize({.files = 1024, .tensors = 100'000, .chunks = 1'000'000})));
-  EXPECT_TRUE(FailsWith(CheckManifestSize({.chunks = 30'000'000}), StatusCode::kInvalidArgument,
-                        {"30000000 chunks", "1 GiB"}));
+  // 16,384 ranks, each with a shard of 1,000 matrices.
+  EXPECT_TRUE(IsOk(CheckManifestSize({.files = 16'384,
+                                      .blocks = 16'384 * 1'024,
+                                      .tensors = 1'000,
+                                      .chunks = 16'384'000,
+                                      .dims = 4 * 16'384'000})));
+  EXPECT_TRUE(FailsWith(CheckManifestSize({.chunks = 50'000'000}), StatusCode::kInvalidArgument,
+                        {"50000000 chunks", "at most 2013265905"}));
 }
 
 TEST(IndexSize, RefusesARankWhoseHeaderWouldBeTooLarge) {
