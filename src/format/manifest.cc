@@ -289,12 +289,11 @@ Status CheckManifestSize(const ManifestCounts& counts) {
   if (estimate <= kMaxWrittenBytes) {
     return Status::Ok();
   }
-  return InvalidArgument("the manifest would take about " + std::to_string(estimate) +
-                         " bytes, at most " + std::to_string(kMaxWrittenBytes) +
-                         " can be written (" + std::to_string(counts.tensors) +
-                         " tensors in " + std::to_string(counts.chunks) + " chunks, " +
-                         std::to_string(counts.blocks) +
-                         " checksum blocks); save fewer tensors or use larger blocks");
+  return InvalidArgument(
+      "the manifest would take about " + std::to_string(estimate) + " bytes, at most " +
+      std::to_string(kMaxWrittenBytes) + " can be written (" + std::to_string(counts.tensors) +
+      " tensors in " + std::to_string(counts.chunks) + " chunks, " + std::to_string(counts.blocks) +
+      " checksum blocks); save fewer tensors or use larger blocks");
 }
 
 Result<Bytes> EncodeManifest(const Metadata& metadata) {
