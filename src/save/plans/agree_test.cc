@@ -230,15 +230,30 @@ TEST(PlansAsBefore, AreNotThoseOfOtherOptions) {
 TEST(PlansAsBefore, MayHaveValuesOfOtherSizes) {
   const TempDir dir;
   Job job(3);
+  for (std::size_t i = 0; i <= kMostChangedSizes; ++i) {
+    job.state(2).objects.push_back({"value" + std::to_string(i), EncodeValue(Value::Int(0))});
+  }
   job.SaveAll(dir / "step-0");
-  job.state(2).objects[1].encoded = EncodeValue(Value::Str(std::string(5'000, 'r')));
+  job.state(2).objects[1].encoded = EncodeValue(Value::Str(std::string(100'000, 'r')));
   job.SetObject(0, Value::Int(1'000'000));
   ExpectAsIfAnew(job, dir / "step-1", {});
   EXPECT_LT(job.FirstMessage(2), kFewBytes);
   EXPECT_EQ(job.Messages(2), 2);
-  job.state(2).objects[1].encoded = EncodeValue(Value::Str(std::string(100'000, 'r')));
+  for (std::size_t i = 0; i <= kMostChangedSizes; ++i) {
+    job.state(2).objects[2 + i].encoded = EncodeValue(Value::Str("longer than it was"));
+  }
   ExpectAsIfAnew(job, dir / "step-2", {});
-  EXPECT_GT(job.FirstMessage(2), kFewBytes) << "limits have to be checked anew";
+  EXPECT_GT(job.FirstMessage(2), kFewBytes) << "they would be as many as the plan has";
+}
+
+TEST(PlansAsBefore, HaveFewOtherSizesOfFewBytes) {
+  constexpr std::uint64_t kMiB = 1 << 20;
+  EXPECT_TRUE(MayChange({{0, 64 * kMiB}}));
+  EXPECT_TRUE(MayChange({{0, 40 * kMiB}, {1, 24 * kMiB}}));
+  EXPECT_FALSE(MayChange({{0, 64 * kMiB + 1}}));
+  EXPECT_FALSE(MayChange({{0, 40 * kMiB}, {1, 40 * kMiB}}));
+  EXPECT_FALSE(MayChange({{0, 1}, {1, ~std::uint64_t{0}}}));
+  EXPECT_FALSE(MayChange(std::vector<ObjectSize>(kMostChangedSizes + 1)));
 }
 
 TEST(PlansAsBefore, AreSentWholeWhereOneRankHasAnotherPlan) {

@@ -9,15 +9,24 @@
 #include "coordinate/known_parts.h"
 
 namespace varve {
+bool MayChange(const std::vector<ObjectSize>& sizes) {
+  std::uint64_t bytes = 0;
+  for (const ObjectSize& size : sizes) {
+    bytes = size.bytes > kMostChangedBytes ? size.bytes : bytes + size.bytes;
+    if (bytes > kMostChangedBytes) {
+      return false;
+    }
+  }
+  return sizes.size() <= kMostChangedSizes;
+}
+
 namespace {
 
 /// Returns true where other sizes of values leave what was settled as it is. Archives of several
 /// ranks are alike only where their values are (settle.cc).
-bool MayChange(const std::vector<ObjectSize>& sizes, const LocalPlan& plan) {
+bool LeavesSettled(const std::vector<ObjectSize>& sizes, const LocalPlan& plan) {
   return sizes.empty() ||
-         (sizes.size() <= kMostChangedSizes &&
-          std::all_of(sizes.begin(), sizes.end(),
-                      [](const ObjectSize& size) { return size.bytes <= kMostChangedBytes; }) &&
+         (MayChange(sizes) &&
           std::none_of(plan.tensors.begin(), plan.tensors.end(),
                        [](const PlannedTensor& tensor) { return tensor.part_of.has_value(); }));
 }
@@ -51,7 +60,7 @@ std::vector<std::shared_ptr<const Agreement>> Agreements::Find(const LocalPlan& 
   for (const Kept& kept : kept_) {
     const Agreement& one = *kept.agreement;
     if (one.terms == terms && one.structure == structure &&
-        AreAlikeButForContents(one.plan, plan) && MayChange(ChangedSizes(one, plan), plan)) {
+        AreAlikeButForContents(one.plan, plan) && LeavesSettled(ChangedSizes(one, plan), plan)) {
       found.push_back(kept.agreement);
     }
   }

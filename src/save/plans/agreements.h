@@ -90,11 +90,15 @@ class Agreements {
   int pause_ = 0;
 };
 
-/// Values may have other sizes than in an agreement up to this size, so many of a rank. Above that
-/// the limits of headers and of the manifest, which are checked when a save is settled, have to be
-/// checked anew.
-inline constexpr std::uint64_t kMostChangedBytes = std::uint64_t{64} << 10;
+/// So many values of a rank may have other sizes than in an agreement, and so many bytes in all.
+/// That changes headers and the manifest by some ten bytes for each checksum block, which is less
+/// than what the limit of manifests leaves: the limits, which are checked when a save is settled,
+/// need not be checked anew.
 inline constexpr std::size_t kMostChangedSizes = 64;
+inline constexpr std::uint64_t kMostChangedBytes = std::uint64_t{64} << 20;
+
+/// Returns true where other sizes are within these limits.
+bool MayChange(const std::vector<ObjectSize>& sizes);
 
 /// Returns the sizes of the values of `plan` that are others than in the agreement.
 std::vector<ObjectSize> ChangedSizes(const Agreement& agreement, const LocalPlan& plan);

@@ -80,10 +80,9 @@ Result<std::map<std::uint32_t, std::vector<ObjectSize>>> GatheredPlans::SizesIn(
   for (std::size_t rank = 1; rank < heads_.size(); ++rank) {
     const std::vector<ObjectSize>& changed = FindBefore(heads_[rank].message, agreement)->sizes;
     const std::uint64_t objects = agreement.others->ObjectsOf(rank);
-    if (changed.size() > kMostChangedSizes ||
-        !std::all_of(changed.begin(), changed.end(), [&](const ObjectSize& size) {
-          return size.item < objects && size.bytes <= kMostChangedBytes;
-        })) {
+    if (!MayChange(changed) ||
+        std::any_of(changed.begin(), changed.end(),
+                    [&](const ObjectSize& size) { return size.item >= objects; })) {
       return AnnotatePlan(DataLoss("sizes of values that the plan does not have"), rank);
     }
     if (!changed.empty()) {
