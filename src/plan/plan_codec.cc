@@ -7,7 +7,6 @@
 #include <string_view>
 #include <utility>
 
-#include "base/checksum.h"
 #include "base/name_set.h"
 #include "format/data_file.h"
 #include "format/json_writer.h"
@@ -48,8 +47,6 @@ Bytes EncodeAssignment(const RankAssignment& assignment) { return EncodeFields(a
 Result<RankAssignment> DecodeAssignment(std::string_view bytes) {
   return DecodeFields<RankAssignment>(bytes).Annotate("decode assignment");
 }
-
-Hash128 Digest(const SettledPlan& plan) { return Xxh3(AsByteSpan(EncodeFields(plan.ranks))); }
 
 Status CheckLocalPlan(const LocalPlan& plan) {
   std::set<std::string_view> objects;

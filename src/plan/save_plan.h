@@ -1,6 +1,5 @@
 /// The plan of a save: which rank writes what. Pure and deterministic: the same local plans give
-/// the same settled plan on every machine, so ranks that can derive all local plans may settle
-/// alone and compare digests.
+/// the same settled plan on every machine.
 #pragma once
 
 #include <cstdint>
@@ -117,9 +116,6 @@ struct SettledPlan {
 /// Compact binary forms, for exchange between ranks of one job (never stored).
 Bytes EncodeAssignment(const RankAssignment& assignment);
 Result<RankAssignment> DecodeAssignment(std::string_view bytes);
-
-/// Returns a digest: two ranks whose digests agree have settled the same plan.
-Hash128 Digest(const SettledPlan& plan);
 
 /// Checks one rank's plan on its own: names, geometry, duplicates.
 /// Errors: InvalidArgument naming the tensor or object.

@@ -221,10 +221,6 @@ TEST(Settle, GivesTheSameAnswerEveryTime) {
     }
   }
   EXPECT_EQ(MustSettle(plans), MustSettle(plans));
-  EXPECT_EQ(Digest(MustSettle(plans)), Digest(MustSettle(plans)));
-  SettledPlan other = MustSettle(plans);
-  std::swap(other.ranks[0], other.ranks[1]);
-  EXPECT_NE(Digest(other), Digest(MustSettle(plans)));
 }
 
 // Ranks may list their tensors in any order: who writes what stays the same.
