@@ -25,7 +25,7 @@ constexpr std::string_view kMagic = "VARVEMF\n";
 constexpr std::size_t kFrameHeadBytes = 8 + 4 + 8 + 8;
 constexpr std::size_t kCrcBytes = 4;
 constexpr std::uint64_t kMaxPlainBytes = FLATBUFFERS_MAX_BUFFER_SIZE;  // 2 GiB.
-// What is written leaves room for what the estimate of a manifest does not know.
+// The estimate of a manifest may be low by a few bytes: the writer leaves a sixteenth for them.
 constexpr std::uint64_t kMaxWrittenBytes = kMaxPlainBytes / 16 * 15;
 // The ratio of zstd for zeros: blocks of 128 KiB in 4 bytes. A frame that claims more is refused.
 constexpr std::uint64_t kMaxZstdRatio = 32768;

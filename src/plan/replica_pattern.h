@@ -17,7 +17,7 @@
 
 namespace varve {
 
-/// What the items of one rank's plan are to the other ranks.
+/// Says of each item of one rank's plan whether other ranks hold it, and the same content.
 struct ComparedItems {
   static constexpr std::uint64_t kHeldAlone = 0;   ///< No other rank holds it.
   static constexpr std::uint64_t kDiffers = 1;     ///< Some other rank holds another content.

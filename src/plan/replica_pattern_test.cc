@@ -36,7 +36,7 @@ std::vector<LocalPlan> Ranks(std::uint64_t ranks) {
   return plans;
 }
 
-/// What all ranks compare, and the pattern of their plans.
+/// Settles plans, and keeps their pattern and the items that each rank compares.
 struct Kept {
   ReplicaPattern pattern;
   std::vector<ComparedItems> compared;

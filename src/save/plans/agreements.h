@@ -1,5 +1,5 @@
-/// What the ranks have agreed on in earlier saves. A training job saves the same tensors again and
-/// again; its plans are then as before, and a rank says so in a few bytes (plan_exchange.cc).
+/// Keeps agreements of ranks from earlier saves. A training job saves the same tensors again and
+/// again. Its plans are then as before, and a rank says so in a few bytes (plan_exchange.cc).
 #pragma once
 
 #include <cstddef>
