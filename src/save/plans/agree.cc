@@ -13,6 +13,7 @@
 #include "base/time_source.h"
 #include "catalogue/side_files.h"
 #include "plan/fields.h"
+#include "plan/spec_table.h"
 #include "publish/publisher.h"
 #include "publish/save_id.h"
 #include "save/data_writer.h"
@@ -79,8 +80,8 @@ std::shared_ptr<Agreement> MakeAgreement(const Hash128& id, Bytes terms, const L
   auto made = std::make_shared<Agreement>();
   made->id = id;
   made->terms = std::move(terms);
-  made->tensors = DigestOfTensors(plan);
-  made->structure = DigestOfStructure(plan);
+  made->tensors = DigestOfPart(SpecTable(plan).Encode());
+  made->structure = DigestOfPart(plan.structure);
   made->plan.tensors = plan.tensors;
   made->plan.objects = plan.objects;
   made->assignment = std::move(assignment);

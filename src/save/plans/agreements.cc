@@ -9,6 +9,8 @@
 #include "coordinate/known_parts.h"
 
 namespace varve {
+Hash128 DigestOfPart(std::string_view part) { return Xxh3(AsByteSpan(part)); }
+
 bool MayChange(const std::vector<ObjectSize>& sizes) {
   std::uint64_t bytes = 0;
   for (const ObjectSize& size : sizes) {
@@ -54,7 +56,7 @@ std::shared_ptr<Agreements> Agreements::Of(Coordinator& coordinator) {
 
 std::vector<std::shared_ptr<const Agreement>> Agreements::Find(const LocalPlan& plan,
                                                                const Bytes& terms) {
-  const Hash128 structure = Xxh3(AsByteSpan(plan.structure));
+  const Hash128 structure = DigestOfPart(plan.structure);
   std::vector<std::shared_ptr<const Agreement>> found;
   const std::scoped_lock lock(mutex_);
   for (const Kept& kept : kept_) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/bytes.h"
@@ -18,6 +19,9 @@
 #include "varve/hash.h"
 
 namespace varve {
+
+/// Returns the digest that stands for a part of a plan: its structure, or its encoded SpecTable.
+Hash128 DigestOfPart(std::string_view part);
 
 /// One rank's part in the settled plan of an earlier save.
 struct Agreement {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/checksum.h"
 #include "base/fields.h"
 #include "base/guarded.h"
 #include "plan/fields.h"
@@ -32,8 +31,6 @@ void Fields(Archive& archive, FieldsOf<Archive, PlanParts>& parts) {
 
 template void Fields(FieldWriter& archive, const PlanHead& head);
 template void Fields(FieldWriter& archive, const PlanParts& parts);
-
-Hash128 DigestOfPart(std::string_view part) { return Xxh3(AsByteSpan(part)); }
 
 Status GatheredPlans::TakeHeads(const std::vector<std::string>& heads) {
   heads_.resize(1);

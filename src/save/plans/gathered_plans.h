@@ -55,8 +55,6 @@ inline constexpr char kAskedForTensors = 1;
 inline constexpr char kAskedForStructure = 2;
 inline constexpr char kAskedForShares = 4;
 
-Hash128 DigestOfPart(std::string_view part);
-
 /// Gathers the plans of all ranks, on the coordinator.
 class GatheredPlans {
  public:

@@ -63,10 +63,6 @@ Result<std::string> EncodePlanParts(const PlanExchange& mine, char asked) {
 
 }  // namespace
 
-Hash128 DigestOfTensors(const LocalPlan& plan) { return DigestOfPart(SpecTable(plan).Encode()); }
-
-Hash128 DigestOfStructure(const LocalPlan& plan) { return DigestOfPart(plan.structure); }
-
 Bytes EncodePlanHead(const LocalPlan& plan,
                      const std::vector<std::shared_ptr<const Agreement>>& before) {
   PlanHead head;
@@ -78,7 +74,7 @@ Bytes EncodePlanHead(const LocalPlan& plan,
   if (before.empty()) {
     const SpecTable specs(plan);
     head.tensors = DigestOfPart(specs.Encode());
-    head.structure = DigestOfStructure(plan);
+    head.structure = DigestOfPart(plan.structure);
     head.shares = EncodeShares(plan, specs);
   }
   return EncodeFields(head);

@@ -52,10 +52,6 @@ struct PlanExchange {
 /// naming one that makes another call.
 Result<std::string> ExchangePlans(Coordinator& coordinator, const PlanExchange& mine);
 
-/// Returns the digests of a plan's table of tensors, and of its structure.
-Hash128 DigestOfTensors(const LocalPlan& plan);
-Hash128 DigestOfStructure(const LocalPlan& plan);
-
 /// Returns the part of a rank's first message that is about its plan.
 Bytes EncodePlanHead(const LocalPlan& plan,
                      const std::vector<std::shared_ptr<const Agreement>>& before = {});
