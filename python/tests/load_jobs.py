@@ -126,7 +126,6 @@ def load_and_count(
     dist.barrier()
     before = bytes_from_disk()
     report = loads[by]()
-    dist.barrier()  # A rank may still have read for another one.
     read = bytes_from_disk() - before
     whole = tensor if layout == "plain" else tensor.full_tensor()
     assert torch.equal(whole, numbered())

@@ -57,8 +57,6 @@ def test_a_destination_of_one_rank_that_cannot_be_filled_fails_all(step: str) ->
 #: Bytes of the wanted tensor, and what a little that others of the process read may add.
 _ALL = 64 << 20
 _MORE = 8 << 20
-#: Bytes that ranks must have at least: a rank may read units of 8 MiB for others after its report was made.
-_LEAST = _ALL // 2
 
 
 @pytest.fixture
@@ -85,7 +83,7 @@ def test_ranks_of_a_node_read_what_they_all_need_once_from_the_disk(
     by: str, layout: str, cold: str
 ) -> None:
     by_rank = run_ranks(3, jobs.load_and_count, cold, layout, by, True)
-    assert _LEAST <= sum(read for read, _ in by_rank) <= _ALL + _MORE
+    assert _ALL <= sum(read for read, _ in by_rank) <= _ALL + _MORE
     if by == "varve.torch.load":
         assert sum(asked for _, asked in by_rank) <= _ALL + _MORE
 
@@ -94,9 +92,10 @@ def test_ranks_of_a_node_read_what_they_all_need_once_from_the_disk(
 @pytest.mark.parametrize("layout", ["plain", "columns"])
 def test_ranks_of_two_nodes_do_so_too(by: str, layout: str, cold: str) -> None:
     by_rank = run_ranks(4, jobs.load_as_of_two_nodes, cold, layout, by)
-    assert _LEAST <= sum(read for read, _ in by_rank) <= _ALL + _MORE
+    assert _ALL <= sum(read for read, _ in by_rank) <= _ALL + _MORE
     if by == "varve.torch.load":
-        assert _LEAST <= sum(asked for _, asked in by_rank) <= _ALL * 1.5
+        # The two nodes have one page cache here, and no rank counts what it finds in that.
+        assert _ALL // 2 <= sum(asked for _, asked in by_rank) <= _ALL * 1.5
 
 
 @pytest.mark.parametrize("by", ["varve.torch.load", "varve.torch.dcp"])
