@@ -154,7 +154,12 @@ class CheckpointReader {
   CheckpointReader& operator=(const CheckpointReader&) = delete;
   ~CheckpointReader();
 
+  /// Returns the version of the native format that the index has; 0 for other formats.
+  [[nodiscard]] std::uint32_t format_version() const;
+  /// Returns what the index says. The chunks of native checkpoints have no hashes in it.
   [[nodiscard]] const Metadata& metadata() const;
+  /// Returns the same with the hashes, which it reads. Errors: DataLoss; Unavailable.
+  [[nodiscard]] Result<Metadata> MetadataWithHashes() const;
   /// Returns the checkpoint's directory; differs from the given path for a displaced checkpoint.
   [[nodiscard]] const std::string& directory() const;
   /// Returns the directory that the names of data files begin in. In an object store, and in a copy

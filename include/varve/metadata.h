@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "varve/hash.h"
+#include "varve/chunks.h"
 #include "varve/tensor.h"
 
 namespace varve {
@@ -19,9 +19,9 @@ namespace varve {
 /// Returns the library's version, "major.minor.patch".
 std::string_view Version();
 
-/// The native format version written by this library. Readers accept every version up to this one
-/// and refuse newer ones with a message; see docs/format.md.
-inline constexpr std::uint32_t kFormatVersion = 1;
+/// The newest version of the native format: of the manifests that this library writes. Readers
+/// accept every version up to this one and refuse newer ones with a message; see docs/format.md.
+inline constexpr std::uint32_t kFormatVersion = 4;
 
 /// Identifies one save. All files of a checkpoint carry the same one.
 struct SaveId {
@@ -50,42 +50,11 @@ enum class Format : std::uint8_t {
 /// "olmo-torch-legacy", "olmo-local", "olmo-core" or "hfai".
 std::string_view FormatName(Format format);
 
-/// The encoding of an extent's bytes. Native checkpoints have only kPlain.
-enum class Encoding : std::uint8_t {
-  kPlain,          ///< A chunk's elements, laid out as Chunk::strides says; an encoded Value.
-  kTorchItem,      ///< A torch.save archive that holds one tensor, or one object.
-  kZstdTorchItem,  ///< The same as a zstd stream.
-  kInline,         ///< `begin` numbers a value that is part of the index; no bytes of a file.
-};
-
-/// Bytes [begin, end) of a data file; `file` indexes Metadata::files.
-struct Extent {
-  std::uint32_t file = 0;
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-  Encoding encoding = Encoding::kPlain;
-  friend bool operator==(const Extent&, const Extent&) = default;
-};
-
-/// A stored piece of a tensor: `box` of the whole tensor, at `extent`.
-struct Chunk {
-  Box box;
-  Extent extent;
-  Hash128 content;    ///< XXH3-128 of the chunk's bytes; zero where the format has none.
-  Strides strides;    ///< In elements from the extent's begin; empty means row-major and packed.
-  bool conj = false;  ///< The stored bytes are the complex conjugate of the values.
-  bool neg = false;   ///< The stored bytes are the negative of the values.
-  /// Bytes from the extent's begin to the elements of a kTorchItem, which lie row-major and packed.
-  /// 0 where only the archive itself has this number.
-  std::uint64_t payload = 0;
-  friend bool operator==(const Chunk&, const Chunk&) = default;
-};
-
 struct TensorMetadata {
   std::string fqn;
   DType dtype = DType::kUInt8;
-  Dims shape;                 ///< Of the whole tensor.
-  std::vector<Chunk> chunks;  ///< Disjoint; sorted by offsets.
+  Dims shape;        ///< Of the whole tensor.
+  ChunkList chunks;  ///< Disjoint; sorted by offsets.
   friend bool operator==(const TensorMetadata&, const TensorMetadata&) = default;
 };
 

@@ -1,6 +1,10 @@
 #include "catalogue/open.h"
 
 #include <algorithm>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
 
 #include "base/checksum.h"
 #include "catalogue/family.h"
@@ -8,42 +12,60 @@
 #include "catalogue/names.h"
 #include "catalogue/own_names.h"
 #include "catalogue/scan.h"
+#include "format/manifest.h"
 #include "varve/catalogue.h"
 
 namespace varve {
 namespace {
 
-constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{2} << 30;
+constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{2} << 30;
 
-Result<Metadata> ReadManifest(Storage& storage, const std::string& directory,
-                              const CommitRecord& record) {
-  const std::string path = JoinPath(directory, kManifestName);
-  auto bytes = ReadWholeFile(storage, path, kMaxManifestBytes);
-  if (!bytes.ok()) {
-    if (bytes.status().code() == StatusCode::kNotFound) {
-      return DataLoss(path + " is missing" + std::string(kRepairHint));
-    }
-    return bytes.status();
+std::string ManifestPath(const std::string& directory) {
+  return JoinPath(directory, kManifestName);
+}
+
+Result<std::unique_ptr<ReadableFile>> OpenManifest(Storage& storage, const std::string& path) {
+  auto file = storage.OpenForRead(path);
+  if (file.status().code() == StatusCode::kNotFound) {
+    return DataLoss(path + " is missing" + std::string(kRepairHint));
   }
-  if (bytes->size() != record.manifest_bytes ||
-      Crc32c(AsByteSpan(*bytes)) != record.manifest_crc32c) {
-    if (const auto file = storage.OpenForRead(path); file.ok()) {
-      (*file)->Forget(0, (*file)->size());  // The next load fetches it anew.
-    }
+  return file;
+}
+
+/// Returns the checksum that the record has of a manifest whose index these bytes are. It is the
+/// index's own from the version on whose record names the index's size.
+std::uint32_t CommittedChecksum(const CommitRecord& record, std::string_view index) {
+  const bool is_whole = record.format_version == 1;
+  return Crc32c(AsByteSpan(index.substr(
+      0, is_whole ? index.size() : index.size() - std::min<std::size_t>(4, index.size()))));
+}
+
+/// Reads the manifest's index, without the hashes behind it.
+Result<ManifestIndex> ReadManifest(Storage& storage, const std::string& directory,
+                                   const CommitRecord& record) {
+  const std::string path = ManifestPath(directory);
+  VARVE_ASSIGN_OR_RETURN(const auto file, OpenManifest(storage, path));
+  std::string bytes(record.index_bytes <= kMaxIndexBytes && file->size() == record.manifest_bytes
+                        ? record.index_bytes
+                        : 0,
+                    '\0');
+  VARVE_RETURN_IF_ERROR(file->ReadAt(0, std::as_writable_bytes(std::span(bytes))));
+  if (const std::uint32_t checksum = CommittedChecksum(record, bytes);
+      bytes.empty() || checksum != record.manifest_crc32c) {
+    file->Forget(0, file->size());  // The next load fetches it anew.
     return DataLoss(path + ": not the manifest that varve.json commits to (" +
-                    std::to_string(bytes->size()) + " bytes, checksum " +
-                    HexU32(Crc32c(AsByteSpan(*bytes))) + "; want " +
-                    std::to_string(record.manifest_bytes) + ", " + HexU32(record.manifest_crc32c) +
-                    ")" + std::string(kRepairHint));
+                    std::to_string(file->size()) + " bytes, checksum " + HexU32(checksum) +
+                    "; want " + std::to_string(record.manifest_bytes) + ", " +
+                    HexU32(record.manifest_crc32c) + ")" + std::string(kRepairHint));
   }
-  auto metadata = DecodeManifest(*bytes);
-  if (!metadata.ok()) {
-    return metadata.status().Annotate(path);
+  auto decoded = DecodeIndex(bytes, record.manifest_bytes);
+  if (!decoded.ok()) {
+    return decoded.status().Annotate(path);
   }
-  if (metadata->save_id != record.save_id) {
+  if (decoded->metadata.save_id != record.save_id) {
     return DataLoss(path + " belongs to another save than varve.json" + std::string(kRepairHint));
   }
-  return metadata;
+  return decoded;
 }
 
 }  // namespace
@@ -57,10 +79,31 @@ Result<OpenedIndex> OpenRecord(Storage& storage, const std::string& path, Commit
   if (!record.directory.empty()) {
     opened.directory = JoinPath(opened.directory, record.directory);
   }
-  VARVE_ASSIGN_OR_RETURN(opened.metadata, ReadManifest(storage, opened.directory, record));
+  VARVE_ASSIGN_OR_RETURN(ManifestIndex index, ReadManifest(storage, opened.directory, record));
+  opened.metadata = std::move(index.metadata);
+  opened.hash_bytes = index.hash_bytes;
+  opened.hashes_crc32c = index.hashes_crc32c;
   opened.metadata.side_files = record.side_files;
   opened.record = std::move(record);
   return opened;
+}
+
+Status ReadHashes(Storage& storage, OpenedIndex* opened) {
+  if (opened->hash_bytes == 0) {
+    return Status::Ok();
+  }
+  const std::string path = ManifestPath(opened->directory);
+  VARVE_ASSIGN_OR_RETURN(const auto file, OpenManifest(storage, path));
+  std::string hashes(opened->hash_bytes, '\0');
+  VARVE_RETURN_IF_ERROR(
+      file->ReadAt(opened->record->index_bytes, std::as_writable_bytes(std::span(hashes))));
+  if (const Status added = AddHashes(hashes, opened->hashes_crc32c, &opened->metadata);
+      !added.ok()) {
+    file->Forget(0, file->size());
+    return Status(added).Annotate(path);
+  }
+  opened->hash_bytes = 0;
+  return Status::Ok();
 }
 
 namespace {

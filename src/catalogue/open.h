@@ -32,6 +32,10 @@ bool WasReplaced(Storage& storage, const OpenedIndex& index);
 /// named itself. Errors: DataLoss where the manifest is not the one that the record commits to.
 Result<OpenedIndex> OpenRecord(Storage& storage, const std::string& path, CommitRecord record);
 
+/// Reads the hashes of chunks, which an index is opened without. Errors: DataLoss where they are
+/// damaged.
+Status ReadHashes(Storage& storage, OpenedIndex* opened);
+
 inline constexpr std::string_view kRepairHint = "; `varve repair` rebuilds it from the data files";
 
 }  // namespace varve

@@ -45,7 +45,7 @@ TEST(OpenIndex, GivesCommittedCheckpointWithItsRecordAndSideFiles) {
 TEST(OpenIndex, NamesRepairWhereTheManifestIsMissingOrDamaged) {
   MemoryStorage storage;
   ASSERT_TRUE(IsOk(SaveOne(storage, kPath)));
-  ASSERT_TRUE(IsOk(Damage(storage, InPath(kManifestName))));
+  ASSERT_TRUE(IsOk(Damage(storage, InPath(kManifestName), 40)));
   EXPECT_TRUE(FailsWith(
       Open(storage), kDataLoss,
       {"manifest.bin: not the manifest that varve.json commits to", "`varve repair` rebuilds it"}));
@@ -63,6 +63,25 @@ TEST(OpenIndex, NamesRepairWhereTheCommitRecordIsDamagedOrMissing) {
       << "the data files say that they were saved together";
 }
 
+TEST(OpenIndex, ReadsNoHashesAndVerifyNoticesWhereTheyAreDamaged) {
+  MemoryStorage storage;
+  ASSERT_TRUE(IsOk(SaveOne(storage, kPath)));
+  ASSERT_TRUE(IsOk(Damage(storage, InPath(kManifestName))));  // Its last byte.
+  auto opened = Open(storage);
+  ASSERT_TRUE(IsOk(opened)) << "no load needs a hash";
+  EXPECT_EQ(opened->metadata.tensors[0].chunks.front().content, Hash128());
+  EXPECT_TRUE(FailsWith(ReadHashes(storage, &*opened), kDataLoss, {"manifest.bin", "hashes"}));
+  const auto damaged = Verify(std::string(kPath), storage);
+  ASSERT_TRUE(IsOk(damaged));
+  ASSERT_EQ(damaged->damages.size(), 1U);
+  EXPECT_EQ(damaged->damages[0].file, kManifestName);
+  EXPECT_GT(damaged->bytes_checked, 0U) << "the data files are checked all the same";
+  const auto repaired = Repair(std::string(kPath), storage);
+  ASSERT_TRUE(IsOk(repaired));
+  EXPECT_TRUE(repaired->changed);
+  EXPECT_TRUE(Verify(std::string(kPath), storage)->clean());
+}
+
 TEST(OpenIndex, RefusesManifestOfAnotherSaveThatTheRecordFits) {
   MemoryStorage storage;
   ASSERT_TRUE(IsOk(SaveOne(storage, kPath)));
@@ -71,8 +90,11 @@ TEST(OpenIndex, RefusesManifestOfAnotherSaveThatTheRecordFits) {
   ASSERT_TRUE(IsOk(manifest));
   auto record = ReadCommitRecord(storage, kPath);
   ASSERT_TRUE(IsOk(record));
-  record->manifest_bytes = manifest->size();
-  record->manifest_crc32c = Crc32c(AsByteSpan(*manifest));
+  const auto other = ReadCommitRecord(storage, "/other");
+  ASSERT_TRUE(IsOk(other));
+  record->manifest_bytes = other->manifest_bytes;
+  record->index_bytes = other->index_bytes;
+  record->manifest_crc32c = other->manifest_crc32c;
   ASSERT_TRUE(IsOk(Rewrite(storage, InPath(kManifestName), *manifest)));
   ASSERT_TRUE(IsOk(Rewrite(storage, InPath(kCommitRecordName), EncodeCommitRecord(*record))));
   EXPECT_TRUE(FailsWith(Open(storage), kDataLoss, {"belongs to another save than varve.json"}));

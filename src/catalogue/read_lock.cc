@@ -1,8 +1,12 @@
 #include "catalogue/read_lock.h"
 
 #include <array>
+#include <chrono>
+#include <utility>
 
+#include "base/time_source.h"
 #include "catalogue/formats/dcp.h"
+#include "catalogue/open.h"
 #include "format/commit_record.h"
 
 namespace varve {
@@ -46,6 +50,25 @@ Result<std::unique_ptr<StorageLock>> LockToRemove(Storage& storage, const std::s
     return FailedPrecondition(directory + " is being read");
   }
   return std::unique_ptr<StorageLock>();
+}
+
+Result<LockedIndex> OpenLocked(Storage& storage, const std::string& path,
+                               const std::stop_token& stop) {
+  constexpr int kTries = 5;
+  for (int i = 1;; ++i) {
+    VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenWanted(storage, path, stop));
+    // A file that is a checkpoint has no index of its own in the directory.
+    const bool has_index = index.record.has_value() || index.metadata.format == Format::kDcp;
+    auto lock = has_index ? LockToRead(storage, index.home())
+                          : Result<std::unique_ptr<StorageLock>>(std::unique_ptr<StorageLock>());
+    if (lock.ok() && (*lock == nullptr || i == kTries || !WasReplaced(storage, index))) {
+      return LockedIndex{std::move(index), std::move(*lock)};
+    }
+    if (i == kTries) {
+      return lock.status();  // Not Ok, see above.
+    }
+    SleepFor(std::chrono::milliseconds(20));
+  }
 }
 
 }  // namespace varve

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <memory>
+#include <stop_token>
 #include <string>
 
+#include "catalogue/opened.h"
 #include "varve/status.h"
 #include "varve/storage.h"
 
@@ -17,5 +19,16 @@ Result<std::unique_ptr<StorageLock>> LockToRead(Storage& storage, const std::str
 
 /// Locks it against readers. Null as above. Errors: FailedPrecondition when a reader has it.
 Result<std::unique_ptr<StorageLock>> LockToRemove(Storage& storage, const std::string& directory);
+
+/// An index, and the lock that keeps its checkpoint from being removed by the rules of a run.
+struct LockedIndex {
+  OpenedIndex index;
+  std::unique_ptr<StorageLock> lock;
+};
+
+/// Opens the index and locks it. A checkpoint may be removed or replaced between the two: then the
+/// search begins again.
+Result<LockedIndex> OpenLocked(Storage& storage, const std::string& path,
+                               const std::stop_token& stop);
 
 }  // namespace varve

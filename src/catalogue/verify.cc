@@ -31,7 +31,11 @@ class Verifier {
 
   Result<VerifyReport> Run() {
     std::vector<CheckedHeader> headers;
-    bool all_readable = true;
+    const Status hashes = ReadHashes(storage_, &opened_);
+    if (!hashes.ok()) {
+      Add(std::string(kManifestName), 0, 0, {}, hashes.message() + std::string(kRepairHint));
+    }
+    bool all_readable = hashes.ok();
     for (std::uint32_t i = 0; i < opened_.metadata.files.size(); ++i) {
       VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       all_readable = CheckFile(i, &headers) && all_readable;

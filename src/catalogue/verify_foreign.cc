@@ -32,7 +32,7 @@ constexpr std::uint64_t kMaxObjectBytes = std::uint64_t{1} << 30;
 /// A stored item: a chunk of a tensor, or a plain value.
 struct Item {
   const TensorMetadata* tensor = nullptr;  ///< Null for a plain value.
-  const Chunk* chunk = nullptr;
+  std::uint32_t chunk = 0;                 ///< Of the tensor's.
   std::string fqn;
   Extent extent;
 };
@@ -113,13 +113,13 @@ class ForeignVerifier {
   [[nodiscard]] std::vector<Item> Items() const {
     std::vector<Item> items;
     for (const TensorMetadata& tensor : opened_.metadata.tensors) {
-      for (const Chunk& chunk : tensor.chunks) {
-        items.push_back({&tensor, &chunk, tensor.fqn, chunk.extent});
+      for (std::uint32_t i = 0; i < tensor.chunks.size(); ++i) {
+        items.push_back({&tensor, i, tensor.fqn, tensor.chunks[i].extent});
       }
     }
     for (const ObjectMetadata& object : opened_.metadata.objects) {
       if (object.extent.encoding != Encoding::kInline) {
-        items.push_back({nullptr, nullptr, object.fqn, object.extent});
+        items.push_back({nullptr, 0, object.fqn, object.extent});
       }
     }
     return items;
@@ -135,8 +135,8 @@ class ForeignVerifier {
       CountPlain(item.extent);
       return;
     }
-    if (item.chunk != nullptr && !IsEmpty(item.chunk->box)) {
-      const Status status = CheckTensor(*item.tensor, *item.chunk, **file);
+    if (item.tensor != nullptr && !IsEmpty(item.tensor->chunks[item.chunk].box)) {
+      const Status status = CheckTensor(*item.tensor, item.tensor->chunks[item.chunk], **file);
       if (status.code() == StatusCode::kUnimplemented) {
         const std::scoped_lock lock(mutex_);
         ++of_torch_;  // Its bytes are checked all the same.
@@ -150,7 +150,7 @@ class ForeignVerifier {
     } else {
       Advance(item.extent.end - item.extent.begin);  // Unpacking it has checked it.
     }
-    if (item.chunk == nullptr) {
+    if (item.tensor == nullptr) {
       CheckValue(item, **file);
     }
   }

@@ -29,7 +29,7 @@ std::vector<std::size_t> FindStoredTies(const std::vector<SelectedTensor>& tenso
   std::map<std::tuple<std::uint32_t, std::uint64_t>, std::vector<std::size_t>> by_place;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     tied[i] = i;
-    const std::vector<Chunk>& chunks = tensors[i].item.tensor->chunks;
+    const ChunkList& chunks = tensors[i].item.tensor->chunks;
     if (!chunks.empty() && !IsEmpty(chunks.front().box)) {
       by_place[{chunks.front().extent.file, chunks.front().extent.begin}].push_back(i);
     }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "format/manifest.h"
 #include "varve/metadata.h"
 #include "varve/status.h"
 
@@ -26,7 +27,8 @@ struct CommitRecord {
   std::uint64_t object_count = 0;
   std::uint64_t total_bytes = 0;  ///< Of all data files.
   std::uint64_t manifest_bytes = 0;
-  std::uint32_t manifest_crc32c = 0;   ///< Of the whole manifest file.
+  std::uint64_t index_bytes = 0;       ///< Of the manifest up to its hashes; of all in version 1.
+  std::uint32_t manifest_crc32c = 0;   ///< What its index ends with; of the whole in version 1.
   std::string writer;                  ///< "varve 0.1.0".
   std::vector<StoredFile> side_files;  ///< By name.
   /// The directory beside the record that holds all other files. Empty: the record's own.
@@ -34,7 +36,7 @@ struct CommitRecord {
   friend bool operator==(const CommitRecord&, const CommitRecord&) = default;
 };
 
-CommitRecord MakeCommitRecord(const Metadata& metadata, std::string_view manifest);
+CommitRecord MakeCommitRecord(const Metadata& metadata, const EncodedManifest& manifest);
 
 /// Returns a small JSON object, one member a line, with a checksum over the whole text.
 Bytes EncodeCommitRecord(const CommitRecord& record);

@@ -13,7 +13,10 @@ namespace {
 using test::FailsWith;
 using test::IsOk;
 
-CommitRecord Sample() { return MakeCommitRecord(test::SampleMetadata(), "the manifest"); }
+CommitRecord Sample() {
+  return MakeCommitRecord(test::SampleMetadata(),
+                          {.bytes = "the index, hashes", .index_bytes = 9, .index_crc32c = 0x1234});
+}
 
 TEST(CommitRecord, RoundTrips) {
   const CommitRecord record = Sample();
@@ -32,8 +35,9 @@ TEST(CommitRecord, TellsTheTotalsOfTheMetadata) {
   EXPECT_EQ(record.tensor_count, 3U);
   EXPECT_EQ(record.object_count, 3U);
   EXPECT_EQ(record.total_bytes, metadata.files[0].size + metadata.files[1].size);
-  EXPECT_EQ(record.manifest_bytes, 12U);
-  EXPECT_EQ(record.manifest_crc32c, Crc32c(AsByteSpan("the manifest")));
+  EXPECT_EQ(record.manifest_bytes, 17U);
+  EXPECT_EQ(record.index_bytes, 9U);
+  EXPECT_EQ(record.manifest_crc32c, 0x1234U);
 }
 
 TEST(CommitRecord, RejectsEverySingleBitFlip) {
@@ -60,7 +64,19 @@ TEST(CommitRecord, RefusesANewerVersionWithAMessage) {
   CommitRecord record = Sample();
   record.format_version = kFormatVersion + 1;
   EXPECT_TRUE(FailsWith(DecodeCommitRecord(EncodeCommitRecord(record)), StatusCode::kUnimplemented,
-                        {"format version 2", "use a newer Varve"}));
+                        {"format version 5", "use a newer Varve"}));
+}
+
+TEST(CommitRecord, TheFirstVersionNamesNoIndexAndRejectsOneLargerThanItsManifest) {
+  CommitRecord record = Sample();
+  record.format_version = 1;
+  const Bytes old = EncodeCommitRecord(record);
+  EXPECT_EQ(old.find("index_bytes"), Bytes::npos);
+  EXPECT_EQ(DecodeCommitRecord(old).value().index_bytes, record.manifest_bytes);
+  record.format_version = kFormatVersion;
+  record.index_bytes = record.manifest_bytes + 1;
+  EXPECT_TRUE(FailsWith(DecodeCommitRecord(EncodeCommitRecord(record)), StatusCode::kDataLoss,
+                        {"index_bytes"}));
 }
 
 TEST(CommitRecord, KeepsAnyWriterName) {

@@ -149,7 +149,7 @@ std::uint32_t VersionOf(const DataFileHeader& header) {
                   [](const StoredObject& object) { return IsVariantName(object.fqn); })) {
     return kVariantFormatVersion;
   }
-  return header.aliases.empty() ? kFormatVersion : kAliasFormatVersion;
+  return header.aliases.empty() ? kPlainFormatVersion : kAliasFormatVersion;
 }
 
 std::string VarveJson(const DataFileHeader& header, const ChunkNames& names) {

@@ -58,8 +58,9 @@ struct StoredObject {
   friend bool operator==(const StoredObject&, const StoredObject&) = default;
 };
 
-/// Data files with aliases have this version of the format, those with variants
-/// kVariantFormatVersion (variants.h), all other files kFormatVersion.
+/// Data files with aliases have the second version of the format, those with variants
+/// kVariantFormatVersion (variants.h), all other files the first.
+inline constexpr std::uint32_t kPlainFormatVersion = 1;
 inline constexpr std::uint32_t kAliasFormatVersion = 2;
 
 /// A second name of a tensor: every chunk of `of` in the file is a chunk of `fqn` too.

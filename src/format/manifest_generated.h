@@ -20,6 +20,10 @@ struct ChunkRecord;
 
 struct TensorRecord;
 
+struct RunRecord;
+
+struct LayoutRecord;
+
 struct ExtentRecord;
 
 struct File;
@@ -129,6 +133,105 @@ FLATBUFFERS_MANUALLY_ALIGNED_STRUCT(8) TensorRecord FLATBUFFERS_FINAL_CLASS {
   }
 };
 FLATBUFFERS_STRUCT_END(TensorRecord, 32);
+
+FLATBUFFERS_MANUALLY_ALIGNED_STRUCT(8) RunRecord FLATBUFFERS_FINAL_CLASS {
+ private:
+  uint64_t end_;
+  uint64_t begin_;
+  uint32_t file_;
+  int32_t step_;
+
+ public:
+  RunRecord()
+      : end_(0),
+        begin_(0),
+        file_(0),
+        step_(0) {
+  }
+  RunRecord(uint64_t _end, uint64_t _begin, uint32_t _file, int32_t _step)
+      : end_(flatbuffers::EndianScalar(_end)),
+        begin_(flatbuffers::EndianScalar(_begin)),
+        file_(flatbuffers::EndianScalar(_file)),
+        step_(flatbuffers::EndianScalar(_step)) {
+  }
+  uint64_t end() const {
+    return flatbuffers::EndianScalar(end_);
+  }
+  uint64_t begin() const {
+    return flatbuffers::EndianScalar(begin_);
+  }
+  uint32_t file() const {
+    return flatbuffers::EndianScalar(file_);
+  }
+  int32_t step() const {
+    return flatbuffers::EndianScalar(step_);
+  }
+};
+FLATBUFFERS_STRUCT_END(RunRecord, 24);
+
+FLATBUFFERS_MANUALLY_ALIGNED_STRUCT(8) LayoutRecord FLATBUFFERS_FINAL_CLASS {
+ private:
+  uint64_t dims_begin_;
+  uint64_t boxes_begin_;
+  uint64_t chunk_count_;
+  uint64_t runs_begin_;
+  uint64_t run_count_;
+  uint32_t rank_;
+  uint8_t dtype_;
+  uint8_t is_grid_;
+  int16_t padding0__;
+
+ public:
+  LayoutRecord()
+      : dims_begin_(0),
+        boxes_begin_(0),
+        chunk_count_(0),
+        runs_begin_(0),
+        run_count_(0),
+        rank_(0),
+        dtype_(0),
+        is_grid_(0),
+        padding0__(0) {
+    (void)padding0__;
+  }
+  LayoutRecord(uint64_t _dims_begin, uint64_t _boxes_begin, uint64_t _chunk_count, uint64_t _runs_begin, uint64_t _run_count, uint32_t _rank, uint8_t _dtype, bool _is_grid)
+      : dims_begin_(flatbuffers::EndianScalar(_dims_begin)),
+        boxes_begin_(flatbuffers::EndianScalar(_boxes_begin)),
+        chunk_count_(flatbuffers::EndianScalar(_chunk_count)),
+        runs_begin_(flatbuffers::EndianScalar(_runs_begin)),
+        run_count_(flatbuffers::EndianScalar(_run_count)),
+        rank_(flatbuffers::EndianScalar(_rank)),
+        dtype_(flatbuffers::EndianScalar(_dtype)),
+        is_grid_(flatbuffers::EndianScalar(static_cast<uint8_t>(_is_grid))),
+        padding0__(0) {
+    (void)padding0__;
+  }
+  uint64_t dims_begin() const {
+    return flatbuffers::EndianScalar(dims_begin_);
+  }
+  uint64_t boxes_begin() const {
+    return flatbuffers::EndianScalar(boxes_begin_);
+  }
+  uint64_t chunk_count() const {
+    return flatbuffers::EndianScalar(chunk_count_);
+  }
+  uint64_t runs_begin() const {
+    return flatbuffers::EndianScalar(runs_begin_);
+  }
+  uint64_t run_count() const {
+    return flatbuffers::EndianScalar(run_count_);
+  }
+  uint32_t rank() const {
+    return flatbuffers::EndianScalar(rank_);
+  }
+  uint8_t dtype() const {
+    return flatbuffers::EndianScalar(dtype_);
+  }
+  bool is_grid() const {
+    return flatbuffers::EndianScalar(is_grid_) != 0;
+  }
+};
+FLATBUFFERS_STRUCT_END(LayoutRecord, 48);
 
 FLATBUFFERS_MANUALLY_ALIGNED_STRUCT(8) ExtentRecord FLATBUFFERS_FINAL_CLASS {
  private:
@@ -293,7 +396,10 @@ struct Manifest FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
     VT_CHUNKS = 20,
     VT_DIMS = 22,
     VT_OBJECTS = 24,
-    VT_STRUCTURES = 26
+    VT_STRUCTURES = 26,
+    VT_LAYOUTS = 28,
+    VT_RUNS = 30,
+    VT_HASHES_CRC32C = 32
   };
   uint32_t format_version() const {
     return GetField<uint32_t>(VT_FORMAT_VERSION, 0);
@@ -331,6 +437,15 @@ struct Manifest FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
   const flatbuffers::Vector<const varve::fb::ExtentRecord *> *structures() const {
     return GetPointer<const flatbuffers::Vector<const varve::fb::ExtentRecord *> *>(VT_STRUCTURES);
   }
+  const flatbuffers::Vector<const varve::fb::LayoutRecord *> *layouts() const {
+    return GetPointer<const flatbuffers::Vector<const varve::fb::LayoutRecord *> *>(VT_LAYOUTS);
+  }
+  const flatbuffers::Vector<const varve::fb::RunRecord *> *runs() const {
+    return GetPointer<const flatbuffers::Vector<const varve::fb::RunRecord *> *>(VT_RUNS);
+  }
+  uint32_t hashes_crc32c() const {
+    return GetField<uint32_t>(VT_HASHES_CRC32C, 0);
+  }
   bool Verify(flatbuffers::Verifier &verifier) const {
     return VerifyTableStart(verifier) &&
            VerifyField<uint32_t>(verifier, VT_FORMAT_VERSION, 4) &&
@@ -355,6 +470,11 @@ struct Manifest FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
            verifier.VerifyVector(objects()) &&
            VerifyOffsetRequired(verifier, VT_STRUCTURES) &&
            verifier.VerifyVector(structures()) &&
+           VerifyOffset(verifier, VT_LAYOUTS) &&
+           verifier.VerifyVector(layouts()) &&
+           VerifyOffset(verifier, VT_RUNS) &&
+           verifier.VerifyVector(runs()) &&
+           VerifyField<uint32_t>(verifier, VT_HASHES_CRC32C, 4) &&
            verifier.EndTable();
   }
 };
@@ -399,6 +519,15 @@ struct ManifestBuilder {
   void add_structures(flatbuffers::Offset<flatbuffers::Vector<const varve::fb::ExtentRecord *>> structures) {
     fbb_.AddOffset(Manifest::VT_STRUCTURES, structures);
   }
+  void add_layouts(flatbuffers::Offset<flatbuffers::Vector<const varve::fb::LayoutRecord *>> layouts) {
+    fbb_.AddOffset(Manifest::VT_LAYOUTS, layouts);
+  }
+  void add_runs(flatbuffers::Offset<flatbuffers::Vector<const varve::fb::RunRecord *>> runs) {
+    fbb_.AddOffset(Manifest::VT_RUNS, runs);
+  }
+  void add_hashes_crc32c(uint32_t hashes_crc32c) {
+    fbb_.AddElement<uint32_t>(Manifest::VT_HASHES_CRC32C, hashes_crc32c, 0);
+  }
   explicit ManifestBuilder(flatbuffers::FlatBufferBuilder &_fbb)
         : fbb_(_fbb) {
     start_ = fbb_.StartTable();
@@ -432,9 +561,15 @@ inline flatbuffers::Offset<Manifest> CreateManifest(
     flatbuffers::Offset<flatbuffers::Vector<const varve::fb::ChunkRecord *>> chunks = 0,
     flatbuffers::Offset<flatbuffers::Vector<uint64_t>> dims = 0,
     flatbuffers::Offset<flatbuffers::Vector<const varve::fb::ExtentRecord *>> objects = 0,
-    flatbuffers::Offset<flatbuffers::Vector<const varve::fb::ExtentRecord *>> structures = 0) {
+    flatbuffers::Offset<flatbuffers::Vector<const varve::fb::ExtentRecord *>> structures = 0,
+    flatbuffers::Offset<flatbuffers::Vector<const varve::fb::LayoutRecord *>> layouts = 0,
+    flatbuffers::Offset<flatbuffers::Vector<const varve::fb::RunRecord *>> runs = 0,
+    uint32_t hashes_crc32c = 0) {
   ManifestBuilder builder_(_fbb);
   builder_.add_block_bytes(block_bytes);
+  builder_.add_hashes_crc32c(hashes_crc32c);
+  builder_.add_runs(runs);
+  builder_.add_layouts(layouts);
   builder_.add_structures(structures);
   builder_.add_objects(objects);
   builder_.add_dims(dims);
@@ -462,7 +597,10 @@ inline flatbuffers::Offset<Manifest> CreateManifestDirect(
     const std::vector<varve::fb::ChunkRecord> *chunks = nullptr,
     const std::vector<uint64_t> *dims = nullptr,
     const std::vector<varve::fb::ExtentRecord> *objects = nullptr,
-    const std::vector<varve::fb::ExtentRecord> *structures = nullptr) {
+    const std::vector<varve::fb::ExtentRecord> *structures = nullptr,
+    const std::vector<varve::fb::LayoutRecord> *layouts = nullptr,
+    const std::vector<varve::fb::RunRecord> *runs = nullptr,
+    uint32_t hashes_crc32c = 0) {
   auto save_id__ = save_id ? _fbb.CreateVector<uint8_t>(*save_id) : 0;
   auto files__ = files ? _fbb.CreateVector<flatbuffers::Offset<varve::fb::File>>(*files) : 0;
   auto names__ = names ? _fbb.CreateString(names) : 0;
@@ -472,6 +610,8 @@ inline flatbuffers::Offset<Manifest> CreateManifestDirect(
   auto dims__ = dims ? _fbb.CreateVector<uint64_t>(*dims) : 0;
   auto objects__ = objects ? _fbb.CreateVectorOfStructs<varve::fb::ExtentRecord>(*objects) : 0;
   auto structures__ = structures ? _fbb.CreateVectorOfStructs<varve::fb::ExtentRecord>(*structures) : 0;
+  auto layouts__ = layouts ? _fbb.CreateVectorOfStructs<varve::fb::LayoutRecord>(*layouts) : 0;
+  auto runs__ = runs ? _fbb.CreateVectorOfStructs<varve::fb::RunRecord>(*runs) : 0;
   return varve::fb::CreateManifest(
       _fbb,
       format_version,
@@ -485,7 +625,10 @@ inline flatbuffers::Offset<Manifest> CreateManifestDirect(
       chunks__,
       dims__,
       objects__,
-      structures__);
+      structures__,
+      layouts__,
+      runs__,
+      hashes_crc32c);
 }
 
 inline const varve::fb::Manifest *GetManifest(const void *buf) {

@@ -1,13 +1,18 @@
 #include "format/manifest.h"
 
+#include <string>
+#include <utility>
+
 #include <gtest/gtest.h>
 
 #include "base/bytes.h"
 #include "base/checksum.h"
+#include "format/chunk_grid.h"
 #include "support/checkpoints.h"
 #include "support/random.h"
 #include "support/status_matchers.h"
 #include "tensor/box.h"
+#include "varve/storage.h"
 
 namespace varve::manifest_test {
 namespace {
@@ -18,9 +23,34 @@ using test::Random;
 using test::SampleMetadata;
 
 Bytes Encode(const Metadata& metadata) {
-  auto bytes = EncodeManifest(metadata);
-  EXPECT_TRUE(IsOk(bytes));
-  return bytes.ok() ? *bytes : Bytes();
+  auto encoded = EncodeManifest(metadata);
+  EXPECT_TRUE(IsOk(encoded));
+  return encoded.ok() ? encoded->bytes : Bytes();
+}
+
+/// Returns the metadata with a tensor that is a grid of enough chunks to be kept as one: in two
+/// files, and on both sides of a run.
+Metadata WithGrids(Metadata metadata) {
+  TensorMetadata tensor{"~grid", DType::kUInt8, {5, 3}, {}};
+  ChunkCollector chunks(tensor.shape, tensor.dtype);
+  for (std::uint32_t i = 0; i < 6; ++i) {
+    const Box box{{i / 2 * 2, i % 2 * 2}, {i / 2 == 2 ? 1U : 2U, i % 2 == 1 ? 1U : 2U}};
+    const std::uint64_t begin = metadata.files[i % 2].data_begin + i / 4;
+    Chunk chunk{box, {i % 2, begin, begin + Volume(box.sizes)}};
+    chunk.content.bytes[3] = static_cast<std::uint8_t>(i + 1);
+    chunks.Add(std::move(chunk));
+  }
+  tensor.chunks = chunks.Take();
+  EXPECT_NE(tensor.chunks.grid(), nullptr);
+  metadata.tensors.push_back(std::move(tensor));
+  return metadata;
+}
+
+TEST(Manifest, RoundTripsGrids) {
+  const Metadata metadata = WithGrids(SampleMetadata());
+  const auto decoded = DecodeManifest(Encode(metadata));
+  ASSERT_TRUE(IsOk(decoded));
+  EXPECT_EQ(*decoded, metadata);
 }
 
 TEST(Manifest, RoundTrips) {
@@ -64,9 +94,9 @@ TEST(Manifest, RejectsEveryTruncationAndExtension) {
 }
 
 TEST(Manifest, RefusesANewerVersionWithAMessage) {
-  const Bytes newer = test::SealManifest(test::PlainOfManifest(Encode(SampleMetadata())), 2);
+  const Bytes newer = test::SealManifest(test::PlainOfManifest(Encode(SampleMetadata())), 5);
   EXPECT_TRUE(FailsWith(DecodeManifest(newer), StatusCode::kUnimplemented,
-                        {"format version 2", "use a newer Varve"}));
+                        {"format version 5", "use a newer Varve"}));
 }
 
 // ---- right checksums, wrong content ----
@@ -74,13 +104,15 @@ TEST(Manifest, RefusesANewerVersionWithAMessage) {
 // Found by the fuzzer: the decoder allocated memory before it had checked anything else.
 TEST(Manifest, DoesNotBelieveAFrameThatClaimsGigabytes) {
   constexpr std::size_t kPlainSizeAt = 20;  // docs/format.md section 6
-  Bytes bytes = Encode(SampleMetadata());
-  bytes.resize(bytes.size() - 4);
+  const auto encoded = EncodeManifest(SampleMetadata());
+  ASSERT_TRUE(IsOk(encoded));
+  Bytes bytes = encoded->bytes.substr(0, encoded->index_bytes - 4);
   Bytes claim;
   ByteWriter(&claim).U64((std::uint64_t{1} << 31) - 1);
   bytes.replace(kPlainSizeAt, claim.size(), claim);
   ByteWriter(&bytes).U32(Crc32c(AsByteSpan(bytes)));
-  EXPECT_TRUE(FailsWith(DecodeManifest(bytes), StatusCode::kDataLoss, {"frame sizes"}));
+  EXPECT_TRUE(
+      FailsWith(DecodeIndex(bytes, encoded->bytes.size()), StatusCode::kDataLoss, {"frame sizes"}));
 }
 
 TEST(Manifest, RejectsMetadataThatContradictsItself) {
@@ -109,11 +141,16 @@ TEST(Manifest, RejectsMetadataThatContradictsItself) {
            Lie{"an extent in the header", [](Metadata* m) { m->objects[0].extent.begin = 0; }},
            Lie{"a file that is not there", [](Metadata* m) { m->structures[0].file = 2; }},
            Lie{"overlapping chunks",
-               [](Metadata* m) { m->tensors[0].chunks[1].box.offsets = {3, 0}; }},
-           Lie{"a chunk missing", [](Metadata* m) { m->tensors[0].chunks.pop_back(); }},
-           Lie{"a chunk outside", [](Metadata* m) { m->tensors[0].chunks[1].box.offsets[0] = 5; }},
-           Lie{"a chunk of another size",
-               [](Metadata* m) { --m->tensors[0].chunks[0].extent.end; }},
+               [](Metadata* m) { m->tensors[0].chunks.Listed()[1].box.offsets = {3, 0}; }},
+           Lie{"a chunk missing", [](Metadata* m) { m->tensors[0].chunks.Listed().pop_back(); }},
+           Lie{"a chunk outside",
+               [](Metadata* m) { m->tensors[0].chunks.Listed()[1].box.offsets[0] = 5; }},
+           Lie{"a chunk past the end of its file",
+               [](Metadata* m) { m->tensors[0].chunks.Listed()[1].extent.begin += 1 << 20; }},
+           Lie{"a chunk in the header",
+               [](Metadata* m) { m->tensors[0].chunks.Listed()[0].extent.begin = 8; }},
+           Lie{"a chunk of a file that is not there",
+               [](Metadata* m) { m->tensors[0].chunks.Listed()[1].extent.file = 2; }},
            Lie{"an unknown type",
                [](Metadata* m) { m->tensors[0].dtype = static_cast<DType>(kDTypeCount); }},
            Lie{"a wrapping shape", [](Metadata* m) { m->tensors[0].shape[0] = ~std::uint64_t{0}; }},
@@ -126,33 +163,125 @@ TEST(Manifest, RejectsMetadataThatContradictsItself) {
   }
 }
 
-// Any content behind right checksums ends in a Status, or in metadata whose numbers fit each other.
-TEST(Manifest, NeverReturnsMetadataThatLiesWhateverTheBytes) {
-  const Bytes good = test::PlainOfManifest(Encode(SampleMetadata()));
-  Random random(1);
-  for (std::size_t at = 0; at < good.size(); ++at) {
-    for (const int byte : {0, 1, 0x7F, 0x80, 0xFF, static_cast<int>(random.Below(256))}) {
-      Bytes plain = good;
-      plain[at] = static_cast<char>(byte);
-      const auto metadata = DecodeManifest(test::SealManifest(plain));
-      if (!metadata.ok()) {
-        ASSERT_TRUE(FailsWith(metadata, StatusCode::kDataLoss));
-        continue;
-      }
-      for (const DataFile& file : metadata->files) {
-        ASSERT_LE(file.data_begin, file.size);
-        ASSERT_GE(file.block_crc32c.size(), (file.size - file.data_begin) / metadata->block_bytes);
-      }
-      for (const TensorMetadata& tensor : metadata->tensors) {
-        ASSERT_TRUE(IsOk(CheckTiling(tensor)));
-        for (const Chunk& chunk : tensor.chunks) {
-          ASSERT_TRUE(IsOk(CheckBox(tensor.shape, chunk.box, ItemSize(tensor.dtype))));
-          ASSERT_LT(chunk.extent.file, metadata->files.size());
-          ASSERT_LE(chunk.extent.end, metadata->files[chunk.extent.file].size);
-        }
-      }
+void ExpectNumbersFit(const Metadata& metadata) {
+  for (const DataFile& file : metadata.files) {
+    ASSERT_LE(file.data_begin, file.size);
+    ASSERT_GE(file.block_crc32c.size(), (file.size - file.data_begin) / metadata.block_bytes);
+  }
+  for (const TensorMetadata& tensor : metadata.tensors) {
+    ASSERT_TRUE(IsOk(CheckTiling(tensor)));
+    for (const Chunk& chunk : tensor.chunks) {
+      ASSERT_TRUE(IsOk(CheckBox(tensor.shape, chunk.box, ItemSize(tensor.dtype))));
+      ASSERT_LT(chunk.extent.file, metadata.files.size());
+      ASSERT_GE(chunk.extent.begin, metadata.files[chunk.extent.file].data_begin);
+      ASSERT_EQ(chunk.extent.end - chunk.extent.begin,
+                Volume(chunk.box.sizes) * ItemSize(tensor.dtype));
+      ASSERT_LE(chunk.extent.end, metadata.files[chunk.extent.file].size);
     }
   }
+}
+
+// Any content behind right checksums ends in a Status, or in metadata whose numbers fit each other.
+TEST(Manifest, NeverReturnsMetadataThatLiesWhateverTheBytes) {
+  const auto first = ReadWholeFile(
+      PosixStorage(), std::string(VARVE_TEST_DATA_DIR) + "/golden/native-v1/manifest.bin", 1 << 20);
+  ASSERT_TRUE(IsOk(first));
+  Random random(1);
+  for (const auto& [version, manifest] :
+       {std::pair(4U, Encode(WithGrids(SampleMetadata()))), std::pair(1U, Bytes(*first))}) {
+    const Bytes good = test::PlainOfManifest(manifest);
+    const std::uint64_t hashes = manifest.size() - test::SealManifest(good, version).size();
+    std::size_t read = 0;
+    for (std::size_t at = 0; at < good.size(); ++at) {
+      for (const int byte : {0, 1, 0x7F, 0x80, 0xFF, static_cast<int>(random.Below(256))}) {
+        Bytes plain = good;
+        plain[at] = static_cast<char>(byte);
+        const Bytes index = test::SealManifest(plain, version);
+        const auto decoded = DecodeIndex(index, index.size() + hashes);
+        if (!decoded.ok()) {
+          ASSERT_TRUE(FailsWith(decoded, StatusCode::kDataLoss));
+          continue;
+        }
+        ++read;
+        ASSERT_NO_FATAL_FAILURE(ExpectNumbersFit(decoded->metadata)) << at;
+      }
+    }
+    EXPECT_GT(read, 0U);
+  }
+}
+
+// ---- hashes ----
+
+TEST(Manifest, AnIndexHasNoHashesUntilTheyAreAdded) {
+  for (const Metadata& metadata : {SampleMetadata(), WithGrids(SampleMetadata())}) {
+    const auto encoded = EncodeManifest(metadata);
+    ASSERT_TRUE(IsOk(encoded));
+    const std::string_view bytes = encoded->bytes;
+    auto index = DecodeIndex(bytes.substr(0, encoded->index_bytes), bytes.size());
+    ASSERT_TRUE(IsOk(index));
+    EXPECT_EQ(index->crc32c, encoded->index_crc32c);
+    EXPECT_EQ(index->hash_bytes, bytes.size() - encoded->index_bytes);
+    EXPECT_EQ(index->metadata.tensors[0].chunks.front().content, Hash128());
+    ASSERT_TRUE(IsOk(
+        AddHashes(bytes.substr(encoded->index_bytes), index->hashes_crc32c, &index->metadata)));
+    EXPECT_EQ(index->metadata, metadata);
+  }
+}
+
+TEST(Manifest, IsNotWrittenWithoutItsHashes) {
+  for (const Metadata& metadata : {SampleMetadata(), WithGrids(Metadata(SampleMetadata()))}) {
+    const auto encoded = EncodeManifest(metadata);
+    ASSERT_TRUE(IsOk(encoded));
+    const auto index =
+        DecodeIndex(encoded->bytes.substr(0, encoded->index_bytes), encoded->bytes.size());
+    ASSERT_TRUE(IsOk(index));
+    EXPECT_TRUE(FailsWith(EncodeManifest(index->metadata), StatusCode::kInternal, {"hashes"}));
+  }
+}
+
+TEST(Manifest, NoticesHashesThatAreNotTheIndexs) {
+  const auto encoded = EncodeManifest(WithGrids(SampleMetadata()));
+  ASSERT_TRUE(IsOk(encoded));
+  const auto index =
+      DecodeIndex(encoded->bytes.substr(0, encoded->index_bytes), encoded->bytes.size());
+  ASSERT_TRUE(IsOk(index));
+  Bytes hashes = encoded->bytes.substr(encoded->index_bytes);
+  hashes[7] = static_cast<char>(hashes[7] ^ 1);
+  Metadata metadata = index->metadata;
+  EXPECT_TRUE(FailsWith(AddHashes(hashes, index->hashes_crc32c, &metadata), StatusCode::kDataLoss,
+                        {"hashes"}));
+  EXPECT_EQ(metadata, index->metadata) << "nothing of them is taken";
+  EXPECT_TRUE(FailsWith(
+      DecodeIndex(encoded->bytes.substr(0, encoded->index_bytes), encoded->bytes.size() - 16),
+      StatusCode::kDataLoss));
+}
+
+TEST(Manifest, AMillionChunksOfEqualShardsTakeFewBytesButTheirHashes) {
+  Metadata metadata = SampleMetadata();
+  metadata.tensors.clear();
+  const DataFile file = metadata.files[0];
+  metadata.files.clear();
+  for (std::uint32_t rank = 0; rank < 1024; ++rank) {
+    metadata.files.push_back(file);
+    metadata.files.back().rank = rank;
+  }
+  for (int i = 0; i < 1000; ++i) {
+    TensorMetadata& tensor = metadata.tensors.emplace_back();
+    tensor.fqn = "layers." + std::to_string(1000 + i);
+    tensor.shape = {1024, 2};
+    ChunkCollector chunks(tensor.shape, tensor.dtype);
+    for (std::uint32_t rank = 0; rank < 1024; ++rank) {
+      chunks.Add({{{rank, 0}, {1, 2}}, {rank, file.data_begin, file.data_begin + 2}, {{1}}});
+    }
+    tensor.chunks = chunks.Take();
+    ASSERT_NE(tensor.chunks.grid(), nullptr);
+    EXPECT_EQ(tensor.chunks.grid()->runs.size(), 1U);
+  }
+  const auto encoded = EncodeManifest(metadata);
+  ASSERT_TRUE(IsOk(encoded));
+  EXPECT_EQ(encoded->bytes.size() - encoded->index_bytes, 1024U * 1000U * 16U);
+  EXPECT_LT(encoded->index_bytes, 64U << 10U);
+  EXPECT_EQ(DecodeManifest(encoded->bytes).value(), metadata);
 }
 
 TEST(Metadata, FindsEachNameAndNoOther) {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "format/chunk_grid.h"
 #include "format/manifest.h"
 #include "format/variants.h"
 #include "tensor/box.h"
@@ -46,13 +47,17 @@ struct OtherObject {
 
 /// The merge of the headers so far.
 struct HeaderMerge::Merged {
-  FileIdentity identity;               ///< Of the first file.
-  Metadata metadata;                   ///< But for tensors, objects and variants.
-  std::deque<TensorMetadata> tensors;  ///< Their addresses stay.
-  std::unordered_map<std::string_view, TensorMetadata*> by_name;  ///< Looked up only.
+  FileIdentity identity;  ///< Of the first file.
+  Metadata metadata;      ///< But for tensors, objects and variants.
+  struct Tensor {
+    TensorMetadata metadata;  ///< With the chunks of rank-local files, where boxes are looked for.
+    ChunkCollector chunks;    ///< Of coordinated saves.
+  };
+  std::deque<Tensor> tensors;                             ///< Their addresses stay.
+  std::unordered_map<std::string_view, Tensor*> by_name;  ///< Looked up only.
   /// The tensors of the chunks of the file before, in their order: the next file's are mostly the
   /// same.
-  std::vector<TensorMetadata*> as_before;
+  std::vector<Tensor*> as_before;
   std::map<std::string, ObjectMetadata> objects;
   std::map<std::string, Hash128> contents;  ///< Of `objects`, from rank-local files.
   /// Of rank-local files, each in the order of the ranks that hold them.
@@ -60,8 +65,8 @@ struct HeaderMerge::Merged {
   std::map<std::string, std::vector<OtherObject>> other_objects;
 
   /// Returns the tensor of a chunk under one of its names, a new one where there was none.
-  TensorMetadata* TensorOf(const std::string& fqn, const StoredChunk& stored);
-  Status AddChunk(const CheckedHeader& file, const StoredChunk& stored, TensorMetadata* into);
+  Tensor* TensorOf(const std::string& fqn, const StoredChunk& stored);
+  Status AddChunk(const CheckedHeader& file, const StoredChunk& stored, Tensor* into);
   Status AddChunks(const CheckedHeader& file);
   Status AddObjects(const CheckedHeader& file);
   Status TakeTensors(std::vector<TensorMetadata>* sorted);
@@ -117,13 +122,15 @@ Status CheckApart(const DataFileHeader& header) {
 
 }  // namespace
 
-TensorMetadata* HeaderMerge::Merged::TensorOf(const std::string& fqn, const StoredChunk& stored) {
+HeaderMerge::Merged::Tensor* HeaderMerge::Merged::TensorOf(const std::string& fqn,
+                                                           const StoredChunk& stored) {
   const auto found = by_name.find(fqn);
   if (found != by_name.end()) {
     return found->second;
   }
-  tensors.push_back({fqn, stored.dtype(), stored.shape(), {}});
-  by_name.emplace(tensors.back().fqn, &tensors.back());
+  tensors.push_back(
+      {{fqn, stored.dtype(), stored.shape(), {}}, ChunkCollector(stored.shape(), stored.dtype())});
+  by_name.emplace(tensors.back().metadata.fqn, &tensors.back());
   return &tensors.back();
 }
 
@@ -131,8 +138,8 @@ TensorMetadata* HeaderMerge::Merged::TensorOf(const std::string& fqn, const Stor
 /// replicated tensor on every rank that holds it; the copy of the lowest rank is the one the
 /// metadata names, and copies with other content are variants.
 Status HeaderMerge::Merged::AddChunk(const CheckedHeader& file, const StoredChunk& stored,
-                                     TensorMetadata* into) {
-  TensorMetadata& tensor = *into;
+                                     Tensor* into) {
+  TensorMetadata& tensor = into->metadata;
   if (tensor.dtype != stored.dtype() || tensor.shape != stored.shape()) {
     return DataLoss(
         "tensor \"" + tensor.fqn + "\": rank " + std::to_string(file.header.identity.rank) +
@@ -143,14 +150,19 @@ Status HeaderMerge::Merged::AddChunk(const CheckedHeader& file, const StoredChun
       stored.box,
       {last_file(), file.header_bytes + stored.bytes.begin, file.header_bytes + stored.bytes.end},
       stored.content};
-  const auto replica =
-      file.header.identity.coordinated
-          ? tensor.chunks.end()
-          : std::find_if(tensor.chunks.begin(), tensor.chunks.end(),
-                         [&](const Chunk& known) { return known.box == stored.box; });
-  if (replica == tensor.chunks.end()) {
-    if (!IsEmpty(stored.box) || Volume(stored.shape()) == 0) {
-      tensor.chunks.push_back(std::move(chunk));
+  const bool counts = !IsEmpty(stored.box) || Volume(stored.shape()) == 0;
+  if (file.header.identity.coordinated) {
+    if (counts) {
+      into->chunks.Add(std::move(chunk));
+    }
+    return Status::Ok();
+  }
+  std::vector<Chunk>& known = tensor.chunks.Listed();
+  const auto replica = std::find_if(known.begin(), known.end(),
+                                    [&](const Chunk& one) { return one.box == stored.box; });
+  if (replica == known.end()) {
+    if (counts) {
+      known.push_back(std::move(chunk));
     }
   } else if (replica->content != stored.content && !IsEmpty(stored.box)) {
     AddOther(
@@ -175,8 +187,8 @@ Status HeaderMerge::Merged::AddChunks(const CheckedHeader& file) {
   }
   as_before.resize(chunks.size(), nullptr);
   for (std::size_t i = 0; i < chunks.size(); ++i) {
-    TensorMetadata*& tensor = as_before[i];
-    if (tensor == nullptr || tensor->fqn != chunks[i].fqn()) {
+    Tensor*& tensor = as_before[i];
+    if (tensor == nullptr || tensor->metadata.fqn != chunks[i].fqn()) {
       tensor = TensorOf(chunks[i].fqn(), chunks[i]);
     }
     VARVE_RETURN_IF_ERROR(AddChunk(file, chunks[i], tensor));
@@ -195,20 +207,17 @@ Status HeaderMerge::Merged::AddChunks(const CheckedHeader& file) {
 Status HeaderMerge::Merged::TakeTensors(std::vector<TensorMetadata>* sorted) {
   std::vector<TensorMetadata*> order;
   order.reserve(tensors.size());
-  for (TensorMetadata& tensor : tensors) {
-    order.push_back(&tensor);
+  for (Tensor& tensor : tensors) {
+    for (Chunk& chunk : tensor.metadata.chunks.Listed()) {
+      tensor.chunks.Add(std::move(chunk));
+    }
+    tensor.metadata.chunks = tensor.chunks.Take();
+    order.push_back(&tensor.metadata);
   }
   std::sort(order.begin(), order.end(),
             [](const TensorMetadata* a, const TensorMetadata* b) { return a->fqn < b->fqn; });
   sorted->reserve(order.size());
   for (TensorMetadata* const tensor : order) {
-    const auto before = [](const Chunk& a, const Chunk& b) {
-      return a.box.offsets < b.box.offsets;
-    };
-    std::vector<Chunk>& chunks = tensor->chunks;
-    if (!std::is_sorted(chunks.begin(), chunks.end(), before)) {  // By rank they mostly are.
-      std::sort(chunks.begin(), chunks.end(), before);
-    }
     VARVE_RETURN_IF_ERROR(CheckTiling(*tensor));
     if (objects.contains(tensor->fqn)) {
       return DataLoss("\"" + tensor->fqn + "\" is stored both as a tensor and as an object");
@@ -258,7 +267,10 @@ void HeaderMerge::Merged::TakeVariants() {
 }
 
 Status CheckTiling(const TensorMetadata& tensor) {
-  if (tensor.chunks.size() == 1 && tensor.chunks[0].box == WholeBox(tensor.shape)) {
+  const ChunkGrid* const grid = tensor.chunks.grid();
+  if (grid != nullptr
+          ? grid->size() == grid->cells.count()
+          : tensor.chunks.size() == 1 && tensor.chunks.front().box == WholeBox(tensor.shape)) {
     return Status::Ok();
   }
   std::vector<Box> boxes;

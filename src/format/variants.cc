@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "format/chunk_grid.h"
 #include "tensor/box.h"
 
 namespace varve {
@@ -218,11 +219,12 @@ Status SeparateVariants(Metadata* metadata) {
     VARVE_ASSIGN_OR_RETURN(VariantName parsed, ParseVariantName(entry.fqn));
     VARVE_RETURN_IF_ERROR(CheckRanks(entry.fqn, parsed, metadata->world_size));
     VARVE_ASSIGN_OR_RETURN(Box box, BoxOf(entry, parsed, metadata->FindTensor(parsed.fqn)));
-    for (Chunk& chunk : entry.chunks) {
+    std::vector<Chunk>& chunks = entry.chunks.Listed();
+    for (Chunk& chunk : chunks) {
       chunk.box = Moved(std::move(chunk.box), box.offsets, true);
     }
     metadata->tensor_variants.push_back(
-        {std::move(parsed.fqn), std::move(box), std::move(parsed.ranks), std::move(entry.chunks)});
+        {std::move(parsed.fqn), std::move(box), std::move(parsed.ranks), std::move(chunks)});
   }
   for (const ObjectMetadata& entry : TakeVariants(&metadata->objects)) {
     VARVE_ASSIGN_OR_RETURN(VariantName parsed, ParseVariantName(entry.fqn));
@@ -278,11 +280,10 @@ Metadata ValuesOfRank(const Metadata& metadata, std::uint32_t rank) {
       continue;  // SeparateVariants refuses such metadata.
     }
     const auto at = found - own.tensors.data();
-    std::vector<Chunk>& chunks = own.tensors[static_cast<std::size_t>(at)].chunks;
+    std::vector<Chunk>& chunks = own.tensors[static_cast<std::size_t>(at)].chunks.Listed();
     std::erase_if(chunks, [&](const Chunk& chunk) { return Contains(variant.box, chunk.box); });
     chunks.insert(chunks.end(), variant.chunks.begin(), variant.chunks.end());
-    std::sort(chunks.begin(), chunks.end(),
-              [](const Chunk& a, const Chunk& b) { return a.box.offsets < b.box.offsets; });
+    SortByOffsets(&chunks);
   }
   for (const ObjectVariant& variant : metadata.object_variants) {
     if (HasRank(variant.ranks, rank)) {

@@ -113,7 +113,7 @@ TEST(Variants, AreWhatRanksThatSavedApartHoldInPlaceOfTheLowestRanks) {
   EXPECT_EQ(ValuesOfRank(*merged, 2), *merged);
   const auto encoded = EncodeManifest(*merged);
   ASSERT_TRUE(IsOk(encoded));
-  const auto decoded = DecodeManifest(*encoded);
+  const auto decoded = DecodeManifest(encoded->bytes);
   ASSERT_TRUE(IsOk(decoded));
   EXPECT_EQ(*decoded, *merged) << "what repair writes";
 }
@@ -154,7 +154,7 @@ TEST(Variants, StayInTheManifest) {
   ASSERT_TRUE(IsOk(merged));
   const auto encoded = EncodeManifest(*merged);
   ASSERT_TRUE(IsOk(encoded));
-  const auto decoded = DecodeManifest(*encoded);
+  const auto decoded = DecodeManifest(encoded->bytes);
   ASSERT_TRUE(IsOk(decoded));
   EXPECT_EQ(*decoded, *merged);
 }

@@ -44,7 +44,8 @@ struct CheckpointReader::Impl {
         sharing(index.metadata, files) {}
 
   OpenedIndex index;
-  std::optional<Metadata> stored;  // With the lowest rank's values, if `index` has another's.
+  std::optional<Metadata> stored;  // With the lowest rank's values, if `index` has another's:
+  std::uint32_t values_of = 0;     // This rank's.
   const std::unique_ptr<StorageLock> hold;  // Keeps the checkpoint from being pruned.
   CheckpointFiles files;
   SharedReads sharing;
@@ -230,37 +231,6 @@ Result<std::vector<std::string>> CheckpointReader::Impl::ReadExtents(
 CheckpointReader::CheckpointReader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 CheckpointReader::~CheckpointReader() = default;
 
-namespace {
-
-/// An index, and the lock that keeps its checkpoint from being removed by the rules of a run.
-struct LockedIndex {
-  OpenedIndex index;
-  std::unique_ptr<StorageLock> lock;
-};
-
-/// Opens the index and locks it. A checkpoint may be removed or replaced between the two: then the
-/// search begins again.
-Result<LockedIndex> OpenLocked(Storage& storage, const std::string& path,
-                               const std::stop_token& stop) {
-  constexpr int kTries = 5;
-  for (int i = 1;; ++i) {
-    VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenWanted(storage, path, stop));
-    // A file that is a checkpoint has no index of its own in the directory.
-    const bool has_index = index.record.has_value() || index.metadata.format == Format::kDcp;
-    auto lock = has_index ? LockToRead(storage, index.home())
-                          : Result<std::unique_ptr<StorageLock>>(std::unique_ptr<StorageLock>());
-    if (lock.ok() && (*lock == nullptr || i == kTries || !WasReplaced(storage, index))) {
-      return LockedIndex{std::move(index), std::move(*lock)};
-    }
-    if (i == kTries) {
-      return lock.status();  // Not Ok, see above.
-    }
-    SleepFor(std::chrono::milliseconds(20));
-  }
-}
-
-}  // namespace
-
 Result<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(const std::string& path,
                                                                  Storage& storage,
                                                                  const std::stop_token& stop) {
@@ -309,6 +279,11 @@ std::vector<Phase> CheckpointReader::TakePhases() {
   return std::exchange(impl_->phases, {});
 }
 
+std::uint32_t CheckpointReader::format_version() const {
+  const bool is_native = metadata().format == Format::kVarve;
+  return impl_->index.record ? impl_->index.record->format_version : is_native ? 1 : 0;
+}
+
 const Metadata& CheckpointReader::metadata() const { return impl_->index.metadata; }
 
 void CheckpointReader::TakeValuesOf(std::uint32_t rank) {
@@ -320,6 +295,14 @@ void CheckpointReader::TakeValuesOf(std::uint32_t rank) {
     impl_->stored = metadata;
   }
   metadata = ValuesOfRank(*impl_->stored, rank);
+  impl_->values_of = rank;
+}
+
+Result<Metadata> CheckpointReader::MetadataWithHashes() const {
+  OpenedIndex index = impl_->index;
+  index.metadata = impl_->stored.value_or(index.metadata);
+  VARVE_RETURN_IF_ERROR(ReadHashes(impl_->files.storage(), &index));
+  return impl_->stored ? ValuesOfRank(index.metadata, impl_->values_of) : std::move(index.metadata);
 }
 
 const std::string& CheckpointReader::directory() const { return impl_->index.home(); }
@@ -385,7 +368,7 @@ Result<std::vector<ChunkSource>> CheckpointReader::Impl::Resolve(
   std::vector<ChunkSource> sources(reads.size());
   const auto resolve = [&](std::size_t i) -> Status {
     const TensorMetadata& tensor = index.metadata.tensors[reads[i].tensor];
-    const Chunk& chunk = tensor.chunks[reads[i].chunk];
+    const Chunk chunk = tensor.chunks[reads[i].chunk];
     VARVE_ASSIGN_OR_RETURN(ReadableFile * file, files.Open(chunk.extent.file));
     auto source = ResolveChunk(tensor, chunk, *file);
     if (!source.ok()) {
@@ -453,7 +436,7 @@ Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor
       continue;
     }
     VARVE_RETURN_IF_ERROR(CheckStop(options.stop));
-    const Chunk& chunk = metadata().tensors[reads[i].tensor].chunks[reads[i].chunk];
+    const Chunk chunk = metadata().tensors[reads[i].tensor].chunks[reads[i].chunk];
     FileReads& file = impl_->ReadsOf(chunk.extent.file, &by_file);
     file.targets.push_back(
         {sources[i].extent.begin,
@@ -478,9 +461,9 @@ Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor
     if (by_host.contains(reads[i].item)) {
       continue;
     }
-    const Chunk& chunk = metadata().tensors[reads[i].tensor].chunks[reads[i].chunk];
     const StridedMemory& memory = memories[reads[i].item];
     if (sources[i].unpacked) {
+      const Chunk chunk = metadata().tensors[reads[i].tensor].chunks[reads[i].chunk];
       const Region region = ChunkRegion(chunk.box, sources[i], memory, reads[i].common);
       const auto bytes = AsByteSpan(*sources[i].unpacked);
       const ByteRange part = region.extent();

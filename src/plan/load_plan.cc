@@ -22,6 +22,7 @@ Result<std::vector<PlannedRead>> PlanLoad(const Metadata& metadata,
                                           const std::vector<LoadItem>& items) {
   std::vector<PlannedRead> reads;
   reads.reserve(items.size());
+  std::vector<std::uint32_t> numbers;
   for (std::size_t i = 0; i < items.size(); ++i) {
     const LoadItem& item = items[i];
     const TensorMetadata* tensor = metadata.FindTensor(item.fqn);
@@ -37,20 +38,15 @@ Result<std::vector<PlannedRead>> PlanLoad(const Metadata& metadata,
     }
     std::uint64_t covered = 0;
     std::vector<Box> parts;
-    for (std::size_t c = 0; c < tensor->chunks.size(); ++c) {
-      const Box& stored = tensor->chunks[c].box;
-      if (!stored.offsets.empty() && stored.offsets[0] >= item.box.offsets[0] + item.box.sizes[0]) {
-        break;  // Chunks are sorted by offsets: none further on can overlap.
-      }
-      auto common = Intersect(stored, item.box);
-      if (!common) {
-        continue;
-      }
+    numbers.clear();
+    tensor->chunks.AddOverlapping(item.box, &numbers);
+    for (const std::uint32_t number : numbers) {
+      auto common = Intersect(tensor->chunks[number].box, item.box);
       covered += Volume(common->sizes);
       parts.push_back(*common);
       reads.push_back({static_cast<std::uint32_t>(i),
-                       static_cast<std::uint32_t>(tensor - metadata.tensors.data()),
-                       static_cast<std::uint32_t>(c), std::move(*common)});
+                       static_cast<std::uint32_t>(tensor - metadata.tensors.data()), number,
+                       std::move(*common)});
     }
     if (covered != Volume(item.box.sizes)) {
       const auto missing = SubtractAll(item.box, parts);

@@ -27,7 +27,7 @@ Metadata Stored(const Dims& shape, std::vector<Box> boxes) {
   std::sort(boxes.begin(), boxes.end(),
             [](const Box& a, const Box& b) { return a.offsets < b.offsets; });
   for (Box& box : boxes) {
-    tensor.chunks.push_back({std::move(box), {}, {}});
+    tensor.chunks.Listed().push_back({std::move(box), {}, {}});
   }
   metadata.tensors.push_back(std::move(tensor));
   return metadata;

@@ -360,9 +360,9 @@ Status CheckFilesAreThere(Storage& storage, const std::string& directory,
 }
 
 Result<std::vector<IndexFile>> NativeIndex(const Metadata& metadata) {
-  VARVE_ASSIGN_OR_RETURN(Bytes manifest, EncodeManifest(metadata));
+  VARVE_ASSIGN_OR_RETURN(EncodedManifest manifest, EncodeManifest(metadata));
   Bytes record = EncodeCommitRecord(MakeCommitRecord(metadata, manifest));
-  return std::vector<IndexFile>{{std::string(kManifestName), std::move(manifest)},
+  return std::vector<IndexFile>{{std::string(kManifestName), std::move(manifest.bytes)},
                                 {std::string(kCommitRecordName), std::move(record)}};
 }
 

@@ -77,8 +77,9 @@ Result<Metadata> Rebuild(const ScanResult& scan, const std::string& directory,
 
 /// Returns true where the checkpoint has this index already, and it can be read.
 bool IsIndexed(Storage& storage, const std::string& path, const Metadata& metadata) {
-  const auto current = OpenIndex(storage, path);
-  return current.ok() && current->record && current->metadata == metadata;
+  auto current = OpenIndex(storage, path);
+  return current.ok() && current->record && ReadHashes(storage, &*current).ok() &&
+         current->metadata == metadata;
 }
 
 /// Returns the data directory in `path` with the newest complete set of files, by its name.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "catalogue/formats/dcp.h"
+#include "format/chunk_grid.h"
 #include "interop/dcp/checksums.h"
 #include "interop/dcp/data_name.h"
 #include "interop/dcp/encode.h"
@@ -60,7 +61,7 @@ std::vector<Chunk>& DcpIndexBuilder::AddTensor(const std::string& fqn, DType dty
   if (is_new) {
     found->second = {fqn, dtype, shape, {}};
   }
-  return found->second.chunks;
+  return found->second.chunks.Listed();
 }
 
 void DcpIndexBuilder::AddObject(const std::string& fqn, std::uint32_t file, const DcpExtent& item) {
@@ -83,8 +84,7 @@ Result<CheckpointIndex> DcpIndexBuilder::Finish(const std::optional<Value>& stru
     file.name.insert(0, below);
   }
   for (auto& [fqn, tensor] : tensors_) {
-    std::sort(tensor.chunks.begin(), tensor.chunks.end(),
-              [](const Chunk& a, const Chunk& b) { return a.box.offsets < b.box.offsets; });
+    SortByOffsets(&tensor.chunks.Listed());
     metadata.tensors.push_back(std::move(tensor));
   }
   for (auto& [fqn, object] : objects_) {
@@ -141,7 +141,7 @@ Result<std::string> SealDcpIndex(std::string index, const std::vector<DcpNamedFi
     }
   }
   for (TensorMetadata& tensor : metadata.tensors) {
-    for (Chunk& chunk : tensor.chunks) {
+    for (Chunk& chunk : tensor.chunks.Listed()) {
       const Payloads& of_file = payloads[chunk.extent.file];
       const auto found = of_file.find(chunk.extent.begin);
       if (found != of_file.end() && chunk.extent.encoding == Encoding::kTorchItem) {

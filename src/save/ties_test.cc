@@ -129,7 +129,7 @@ TEST(TiedTensors, AreStoredOnceAndFoundUnderBothNames) {
         EXPECT_LT(metadata.TotalBytes(), copies * 4 * kRows * kColumns + (64U << 10));
         const auto verified = Verify(path);
         ASSERT_TRUE(IsOk(verified));
-        EXPECT_TRUE(verified->damages.empty());
+        EXPECT_TRUE(verified->damages.empty()) << verified->damages.front().problem;
       }
     }
   }

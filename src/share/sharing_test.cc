@@ -21,7 +21,7 @@ Metadata StoredByRows(std::uint64_t chunks) {
   TensorMetadata tensor{"w", DType::kFloat32, {4096, 4096}, {}};
   const std::uint64_t rows = 4096 / chunks;
   for (std::uint64_t i = 0; i < chunks; ++i) {
-    tensor.chunks.push_back(
+    tensor.chunks.Listed().push_back(
         {{{i * rows, 0}, {rows, 4096}}, {0, i * rows << 14, (i + 1) * rows << 14}, {}, {}});
   }
   metadata.tensors.push_back(std::move(tensor));
@@ -65,7 +65,7 @@ TEST(NeedOf, RanksThatNeedTheSamePartsSaySo) {
   EXPECT_EQ(whole.parts, NeedOfBox(metadata, {{0, 0}, {4096, 4096}}).parts);
   EXPECT_NE(whole.parts, NeedOfBox(metadata, {{0, 0}, {4095, 4096}}).parts);
   Metadata elsewhere = StoredByRows(4);
-  elsewhere.tensors[0].chunks[3].extent = {0, 64 * kMiB, 80 * kMiB};
+  elsewhere.tensors[0].chunks.Listed()[3].extent = {0, 64 * kMiB, 80 * kMiB};
   EXPECT_NE(whole.parts, NeedOfBox(elsewhere, {{0, 0}, {4096, 4096}}).parts);
 }
 
@@ -75,7 +75,7 @@ TEST(NeedOf, AFewColumnsOfRowsAreReadWithTheRestOfTheRows) {
   // Apart from each other by more than a checksum block: 4096 columns of 8 rows of 32 MiB.
   Metadata wide = StoredByRows(1);
   wide.tensors[0].shape = {8, std::uint64_t{8} << 20};
-  wide.tensors[0].chunks[0] = {{{0, 0}, wide.tensors[0].shape}, {0, 0, 256 * kMiB}, {}, {}};
+  wide.tensors[0].chunks.Listed()[0] = {{{0, 0}, wide.tensors[0].shape}, {0, 0, 256 * kMiB}, {}, {}};
   TargetTensor target;
   target.fqn = "w";
   target.dtype = DType::kFloat32;
@@ -87,7 +87,7 @@ TEST(NeedOf, AFewColumnsOfRowsAreReadWithTheRestOfTheRows) {
 TEST(NeedOf, BlocksBeginWithTheDataOfAFile) {
   Metadata metadata = StoredByRows(4);
   metadata.files[0].data_begin = 4096;
-  for (Chunk& chunk : metadata.tensors[0].chunks) {
+  for (Chunk& chunk : metadata.tensors[0].chunks.Listed()) {
     chunk.extent.begin += 4096;
     chunk.extent.end += 4096;
   }
@@ -101,7 +101,8 @@ TEST(NeedOf, SmallTensorsAreReadWithTheirNeighboursInTheBlock) {
   for (std::uint64_t i = 0; i < 512; ++i) {  // Each of 64 KiB; wanted is half of each.
     const std::string fqn = "w" + std::to_string(1000 + i);
     metadata.tensors.push_back({fqn, DType::kUInt8, {65536}, {}});
-    metadata.tensors.back().chunks.push_back({{{0}, {65536}}, {0, i << 16, (i + 1) << 16}, {}, {}});
+    metadata.tensors.back().chunks.Listed().push_back(
+        {{{0}, {65536}}, {0, i << 16, (i + 1) << 16}, {}, {}});
     TargetTensor& target = targets.emplace_back();
     target.fqn = fqn;
     target.dtype = DType::kUInt8;
@@ -114,7 +115,7 @@ TEST(NeedOf, SmallTensorsAreReadWithTheirNeighboursInTheBlock) {
 TEST(NeedOf, LittleIsNotWorthSharingNorWhatIsNotThere) {
   EXPECT_TRUE(NeedOfBox(StoredByRows(8), {{0, 0}, {512, 4096}}).node.empty());
   Metadata lacking = StoredByRows(4);
-  lacking.tensors[0].chunks.pop_back();
+  lacking.tensors[0].chunks.Listed().pop_back();
   EXPECT_TRUE(NeedOfBox(lacking, {{0, 0}, {4096, 4096}}).node.empty());
 }
 

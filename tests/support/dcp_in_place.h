@@ -36,7 +36,7 @@ inline Status WriteRank(Storage& storage, const std::string& directory, std::uin
   const DcpExtent& item = file.items.front();
   written->metadata.block_bytes = file.block_bytes;
   TensorMetadata tensor{fqn, DType::kUInt8, {memory.size()}, {}};
-  Chunk& chunk = tensor.chunks.emplace_back();
+  Chunk& chunk = tensor.chunks.Listed().emplace_back();
   chunk.box = WholeBox(tensor.shape);
   chunk.extent = {static_cast<std::uint32_t>(written->files.size()), item.offset,
                   item.offset + item.length, Encoding::kTorchItem};

@@ -175,7 +175,7 @@ std::string CheckpointAsJson(const Options& options, CheckpointReader& reader) {
   return ToLine({{"checkpoint", options.path},
                  {"directory", reader.directory()},
                  {"format", FormatName(metadata.format)},
-                 {"format_version", If(IsNative(metadata), kFormatVersion)},
+                 {"format_version", If(IsNative(metadata), reader.format_version())},
                  {"save_id", If(IsNative(metadata), ToString(metadata.save_id))},
                  {"world_size", metadata.world_size},
                  {"block_bytes", metadata.block_bytes},
@@ -298,7 +298,7 @@ std::string CheckpointAsText(const Options& options, CheckpointReader& reader) {
     text += "directory   " + Printable(reader.directory()) + "\n";
   }
   text += "format      " + std::string(FormatName(metadata.format)) +
-          (IsNative(metadata) ? " " + std::to_string(kFormatVersion) : "") + "\n";
+          (IsNative(metadata) ? " " + std::to_string(reader.format_version()) : "") + "\n";
   if (TellsRanks(metadata)) {
     text += "save        " + (IsNative(metadata) ? ToString(metadata.save_id) + ", by " : "by ") +
             Count(metadata.world_size, "rank") + "\n";
@@ -370,7 +370,7 @@ Result<Outcome> Run(const Options& options) {
     return Outcome{options.json ? CheckpointAsJson(options, *reader)
                                 : CheckpointAsText(options, *reader)};
   }
-  const Metadata& metadata = reader->metadata();
+  VARVE_ASSIGN_OR_RETURN(const Metadata metadata, reader->MetadataWithHashes());
   const TensorMetadata* tensor = metadata.FindTensor(*options.tensor);
   if (tensor == nullptr) {
     const bool object = metadata.FindObject(*options.tensor) != nullptr;

@@ -15,6 +15,7 @@
 
 #include "catalogue/chunk_source.h"
 #include "catalogue/formats/opening.h"
+#include "format/chunk_grid.h"
 #include "pipeline/run_threads.h"
 #include "tensor/box.h"
 
@@ -113,8 +114,7 @@ Status PlaceBlocks(const ListedFolder& folder, std::vector<std::pair<std::string
     TensorMetadata& tensor = tensors[static_cast<std::size_t>(stored - tensors.data())];
     tensor.shape = std::move(in_blocks[i].second);
     tensor.chunks = std::move(placed[i].chunks);
-    std::sort(tensor.chunks.begin(), tensor.chunks.end(),
-              [](const Chunk& a, const Chunk& b) { return a.box.offsets < b.box.offsets; });
+    SortByOffsets(&tensor.chunks.Listed());
     opened->records.insert(opened->records.end(), placed[i].records.begin(),
                            placed[i].records.end());
   }

@@ -155,7 +155,7 @@ Status ReadSideFiles(ByteReader* in, Metadata* metadata) {
 
 Status ReadPayloads(ByteReader* in, Metadata* metadata) {
   for (TensorMetadata& tensor : metadata->tensors) {
-    for (Chunk& chunk : tensor.chunks) {
+    for (Chunk& chunk : tensor.chunks.Listed()) {
       chunk.payload = in->Varint();
       if (chunk.payload == 0 || in->failed()) {
         continue;

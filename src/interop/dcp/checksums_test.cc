@@ -96,7 +96,7 @@ TEST(DcpChecksums, OfOtherSizesThanTheirIndexSaysAreMalformed) {
   ASSERT_TRUE(IsOk(AppendDcpChecksums(metadata, &index)));
   EXPECT_TRUE(FailsWith(Read(index), StatusCode::kDataLoss, {"count of blocks"}));
   metadata = Sample();
-  metadata.tensors[0].chunks[0].payload = 990;
+  metadata.tensors[0].chunks.Listed()[0].payload = 990;
   index = EncodeDcpMetadata(metadata).value();
   ASSERT_TRUE(IsOk(AppendDcpChecksums(metadata, &index)));
   EXPECT_TRUE(FailsWith(Read(index), StatusCode::kDataLoss, {"outside its item"}));

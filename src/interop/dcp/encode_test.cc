@@ -94,14 +94,14 @@ TEST(DcpEncode, WritesPathsAttributesAndGradients) {
 
 TEST(DcpEncode, LargeListsAreWrittenInPortionsAndReadBack) {
   Metadata metadata = Sample();
-  std::vector<Chunk>& chunks = metadata.tensors[0].chunks;
-  chunks.clear();
   metadata.tensors[0].shape = {2500, 1};
+  std::vector<Chunk> chunks;
   for (std::uint64_t i = 0; i < 2500; ++i) {
     chunks.push_back({.box = {{i, 0}, {1, 1}},
                       .extent = {static_cast<std::uint32_t>(i % 2), i * 100000, i * 100000 + 70,
                                  Encoding::kTorchItem}});
   }
+  metadata.tensors[0].chunks = std::move(chunks);
   for (std::uint64_t i = 0; i < 300; ++i) {
     const std::string fqn = "t" + std::to_string(1000 + i);
     metadata.tensors.push_back(
@@ -116,7 +116,7 @@ TEST(DcpEncode, LargeListsAreWrittenInPortionsAndReadBack) {
 
 TEST(DcpEncode, WhatDcpCannotReadIsRefused) {
   Metadata metadata = Sample();
-  metadata.tensors[0].chunks[1].extent.encoding = Encoding::kPlain;
+  metadata.tensors[0].chunks.Listed()[1].extent.encoding = Encoding::kPlain;
   EXPECT_TRUE(FailsWith(EncodeDcpMetadata(metadata), StatusCode::kInvalidArgument,
                         {"tensor \"a.w\"", "torch.save"}));
   metadata = Sample();

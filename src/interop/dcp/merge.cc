@@ -66,7 +66,7 @@ class Merger {
     for (std::uint32_t rank = 0; rank < by_rank_.size(); ++rank) {
       Metadata& metadata = by_rank_[rank].metadata;
       for (TensorMetadata& tensor : metadata.tensors) {
-        for (Chunk& chunk : tensor.chunks) {
+        for (Chunk& chunk : tensor.chunks.Listed()) {
           chunk.extent.file = file_of_[rank][chunk.extent.file];
         }
         tensors[tensor.fqn].push_back({rank, &tensor});
@@ -154,26 +154,26 @@ class Merger {
       }
       count += part.tensor->chunks.size();
     }
-    made.chunks.reserve(count);
+    std::vector<Chunk>& chunks = made.chunks.Listed();
+    chunks.reserve(count);
     for (const Part& part : parts) {
-      std::move(part.tensor->chunks.begin(), part.tensor->chunks.end(),
-                std::back_inserter(made.chunks));
+      std::vector<Chunk>& of_part = part.tensor->chunks.Listed();
+      std::move(of_part.begin(), of_part.end(), std::back_inserter(chunks));
     }
     // Parts come by rank and the sort keeps that order, so the lowest rank's replica is the first.
-    std::stable_sort(made.chunks.begin(), made.chunks.end(), [](const Chunk& a, const Chunk& b) {
+    std::stable_sort(chunks.begin(), chunks.end(), [](const Chunk& a, const Chunk& b) {
       return a.box.offsets != b.box.offsets ? a.box.offsets < b.box.offsets
                                             : a.box.sizes > b.box.sizes;
     });
     const auto replicas =
-        std::unique(made.chunks.begin(), made.chunks.end(), [](const Chunk& a, const Chunk& b) {
+        std::unique(chunks.begin(), chunks.end(), [](const Chunk& a, const Chunk& b) {
           return a.box == b.box || (IsEmpty(b.box) && a.box.offsets == b.box.offsets);
         });
-    made.chunks.erase(replicas, made.chunks.end());
-    VARVE_ASSIGN_OR_RETURN(const auto overlap, FindOverlap(made.chunks));
+    chunks.erase(replicas, chunks.end());
+    VARVE_ASSIGN_OR_RETURN(const auto overlap, FindOverlap(chunks));
     if (overlap) {
-      return DataLoss(
-          "ranks stored chunks that overlap: " + ToString(made.chunks[overlap->first].box) +
-          " and " + ToString(made.chunks[overlap->second].box));
+      return DataLoss("ranks stored chunks that overlap: " + ToString(chunks[overlap->first].box) +
+                      " and " + ToString(chunks[overlap->second].box));
     }
     out_.metadata.tensors.push_back(std::move(made));
     return Status::Ok();

@@ -27,7 +27,7 @@ class RankIndex {
                     DType dtype = DType::kFloat32) {
     TensorMetadata tensor{std::move(fqn), dtype, std::move(shape), {}};
     for (Box& box : boxes) {
-      tensor.chunks.push_back({.box = std::move(box), .extent = NextExtent()});
+      tensor.chunks.Listed().push_back({.box = std::move(box), .extent = NextExtent()});
     }
     decoded_.metadata.tensors.push_back(std::move(tensor));
     return *this;

@@ -140,7 +140,8 @@ class Assembler {
     const auto last = entries_.begin() + entries_begin_[tensor.name + 1];
     VARVE_RETURN_IF_ERROR(SortEntries(first, last));
     auto entry = first;
-    made->chunks.reserve(static_cast<std::size_t>(end - begin));
+    std::vector<Chunk>& chunks = made->chunks.Listed();
+    chunks.reserve(static_cast<std::size_t>(end - begin));
     for (auto at = begin; at != end; ++at) {
       const DcpChunk& chunk = records_.chunk(*at);
       if (at != begin && records_.Compare(chunk.offsets, records_.chunk(at[-1]).offsets) == 0 &&
@@ -152,10 +153,10 @@ class Assembler {
       }
       VARVE_RETURN_IF_ERROR(AddChunk(chunk, entry == last ? nullptr : &*entry, made));
     }
-    VARVE_ASSIGN_OR_RETURN(const auto overlap, FindOverlap(made->chunks));
+    VARVE_ASSIGN_OR_RETURN(const auto overlap, FindOverlap(chunks));
     if (overlap) {
-      return DataLoss("stored chunks overlap: " + ToString(made->chunks[overlap->first].box) +
-                      " and " + ToString(made->chunks[overlap->second].box));
+      return DataLoss("stored chunks overlap: " + ToString(chunks[overlap->first].box) + " and " +
+                      ToString(chunks[overlap->second].box));
     }
     return Status::Ok();
   }
@@ -180,8 +181,7 @@ class Assembler {
   }
 
   Status AddChunk(const DcpChunk& chunk, const Entry* entry, TensorMetadata* made) {
-    made->chunks.emplace_back();
-    Chunk& added = made->chunks.back();
+    Chunk& added = made->chunks.Listed().emplace_back();
     added.box = {records_.Unpack(chunk.offsets), records_.Unpack(chunk.sizes)};
     if (2 * added.box.sizes.size() > dims_left_) {
       return DataLoss("more chunks than the pickle has room for");
@@ -213,7 +213,7 @@ class Assembler {
       }
     }
     for (TensorMetadata& tensor : out_.metadata.tensors) {
-      for (Chunk& chunk : tensor.chunks) {
+      for (Chunk& chunk : tensor.chunks.Listed()) {
         chunk.extent.encoding = stored > 0 ? Encoding::kPlain : chunk.extent.encoding;
       }
     }

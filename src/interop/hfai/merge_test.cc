@@ -230,7 +230,7 @@ TEST(HfaiMerge, NamesModelsOptimizersAndTheCallersOwnEntries) {
 TEST(HfaiMerge, ReadsAPieceWithSteps) {
   const auto decoded = Decode({{.large = {Str("w"), Piece({1, 3}, 3, 1, 2)}}});
   ASSERT_TRUE(IsOk(decoded));
-  const Chunk& chunk = decoded->metadata.tensors.at(0).chunks.at(0);
+  const Chunk& chunk = decoded->metadata.tensors.at(0).chunks[0];
   EXPECT_EQ(chunk.strides, (Strides{6, 2}));
   EXPECT_EQ(chunk.extent.end - chunk.extent.begin, 20);
 }

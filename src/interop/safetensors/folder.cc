@@ -106,7 +106,7 @@ Status AddPart(const std::vector<OpenedFile>& files, const Part& first, const Pa
     tensor->shape[d] = std::max(tensor->shape[d], *end);
   }
   chunk.extent = {part.file, stored.begin, stored.end};
-  tensor->chunks.push_back(std::move(chunk));
+  tensor->chunks.Listed().push_back(std::move(chunk));
   return Status::Ok();
 }
 
@@ -126,13 +126,14 @@ Status JoinParts(const std::vector<OpenedFile>& files, std::span<const Part> par
       return DataLoss(status.message());
     }
   }
-  std::sort(tensor->chunks.begin(), tensor->chunks.end(), [](const Chunk& a, const Chunk& b) {
+  std::vector<Chunk>& chunks = tensor->chunks.Listed();
+  std::sort(chunks.begin(), chunks.end(), [](const Chunk& a, const Chunk& b) {
     return a.box.offsets != b.box.offsets ? a.box.offsets < b.box.offsets
            : a.box.sizes != b.box.sizes   ? a.box.sizes < b.box.sizes
                                           : a.extent.file < b.extent.file;
   });
-  VARVE_RETURN_IF_ERROR(DropReplicas(files, &tensor->chunks));
-  return CheckDisjoint(files, tensor->chunks);
+  VARVE_RETURN_IF_ERROR(DropReplicas(files, &chunks));
+  return CheckDisjoint(files, chunks);
 }
 
 /// Makes one checkpoint of the parts. `files` are sorted by name.

@@ -148,9 +148,9 @@ TEST(SafetensorsFolder, VarvesOwnDataFilesDecodeAsShards) {
   const TensorMetadata* weight = decoded->metadata.FindTensor("weight");
   ASSERT_NE(weight, nullptr);
   EXPECT_EQ(weight->shape, (Dims{64, 40}));
-  EXPECT_TRUE(
-      SubtractAll(WholeBox(weight->shape), {weight->chunks.at(0).box, weight->chunks.at(1).box})
-          .empty());
+  EXPECT_TRUE(SubtractAll(WholeBox(weight->shape),
+                          std::vector<Box>{weight->chunks[0].box, weight->chunks[1].box})
+                  .empty());
   EXPECT_NE(decoded->metadata.FindTensor("__varve__.values.rank00000"), nullptr);
 }
 
@@ -232,8 +232,8 @@ TEST(HfFolder, OnlyTheTensorsOfTheIndexCount) {
   const auto decoded = DecodeHfFolder({{{"v", "b"}, {"w", "a"}}}, FilesOf(folder));
   ASSERT_TRUE(IsOk(decoded));
   EXPECT_EQ(decoded->metadata.files.size(), 2U);
-  EXPECT_EQ(decoded->metadata.FindTensor("v")->chunks.at(0).extent.file, 1U);
-  EXPECT_EQ(decoded->metadata.FindTensor("w")->chunks.at(0).extent.file, 0U);
+  EXPECT_EQ(decoded->metadata.FindTensor("v")->chunks[0].extent.file, 1U);
+  EXPECT_EQ(decoded->metadata.FindTensor("w")->chunks[0].extent.file, 0U);
 }
 
 TEST(HfFolder, ATensorOrFileThatIsNotThereIsNamed) {

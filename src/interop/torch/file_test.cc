@@ -109,7 +109,7 @@ TEST(TorchFile, TellsWhereTheBytesOfATensorLie) {
   const auto decoded = Decode(file);
   ASSERT_TRUE(IsOk(decoded));
   const auto chunk = [&](std::string_view name) {
-    return decoded->metadata.FindTensor(name)->chunks.at(0);
+    return decoded->metadata.FindTensor(name)->chunks[0];
   };
   EXPECT_EQ(chunk("a").extent, (Extent{0, storage, storage + 24, Encoding::kPlain}));
   EXPECT_EQ(chunk("a").strides, Strides());

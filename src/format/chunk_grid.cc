@@ -1,0 +1,256 @@
+#include "format/chunk_grid.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/checked.h"
+#include "tensor/box.h"
+
+namespace varve {
+namespace {
+
+// Fewer chunks are kept as they are: that takes less than a grid does.
+constexpr std::size_t kFewChunks = 4;
+
+bool IsPlainAndPacked(const Chunk& chunk, std::uint64_t item_bytes) {
+  return chunk.extent.encoding == Encoding::kPlain && chunk.strides.empty() && !chunk.conj &&
+         !chunk.neg && chunk.payload == 0 &&
+         chunk.extent.end - chunk.extent.begin == Volume(chunk.box.sizes) * item_bytes;
+}
+
+/// Returns the cells of which the first is the whole first chunk.
+std::optional<Cells> CellsFrom(const Dims& shape, const Chunk& first) {
+  if (IsEmpty(first.box) || first.box.sizes.size() != shape.size()) {
+    return std::nullopt;
+  }
+  Cells cells{shape, first.box.sizes};
+  return cells.count() ? std::optional(std::move(cells)) : std::nullopt;
+}
+
+bool IsNextOf(const ChunkGrid& grid, const Chunk& chunk) {
+  return IsPlainAndPacked(chunk, grid.item_bytes) && grid.size() < *grid.cells.count() &&
+         chunk.box == grid.cells.BoxOf(grid.size());
+}
+
+void Append(const Chunk& chunk, ChunkGrid* grid) {
+  AddPlace(chunk.extent.file, chunk.extent.begin, 0, &grid->runs);
+  grid->contents.push_back(chunk.content);
+}
+
+/// Returns a grid of the chunks; null when one is not the next cell.
+std::shared_ptr<ChunkGrid> GridOf(const Dims& shape, std::uint64_t item_bytes,
+                                  const std::vector<Chunk>& chunks) {
+  auto cells = CellsFrom(shape, chunks.front());
+  if (!cells) {
+    return nullptr;
+  }
+  const auto grid = std::make_shared<ChunkGrid>(*std::move(cells), item_bytes);
+  for (const Chunk& chunk : chunks) {
+    if (!IsNextOf(*grid, chunk)) {
+      return nullptr;
+    }
+    Append(chunk, grid.get());
+  }
+  return grid;
+}
+
+}  // namespace
+
+void AddPlace(std::uint32_t file, std::uint64_t begin, std::size_t first,
+              std::vector<ChunkRun>* runs) {
+  const bool has_last = runs->size() > first;
+  const std::uint64_t number = has_last ? runs->back().end : 0;
+  if (has_last && runs->back().begin == begin) {
+    ChunkRun& last = runs->back();
+    const std::uint64_t before = runs->size() > first + 1 ? (*runs)[runs->size() - 2].end : 0;
+    const std::uint64_t count = last.end - before;
+    const std::int64_t from_first = std::int64_t{file} - std::int64_t{last.file};
+    if (count == 1 && from_first >= std::numeric_limits<std::int32_t>::min() &&
+        from_first <= std::numeric_limits<std::int32_t>::max()) {
+      last.step = static_cast<std::int32_t>(from_first);
+      ++last.end;
+      return;
+    }
+    if (count > 1 && from_first == last.step * static_cast<std::int64_t>(count)) {
+      ++last.end;
+      return;
+    }
+  }
+  runs->push_back({number + 1, begin, file, 0});
+}
+
+std::optional<std::uint64_t> Cells::count() const {
+  std::uint64_t all = 1;
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    const std::uint64_t along = DivideUp(shape[d], cell[d]);
+    if (along > std::numeric_limits<std::uint32_t>::max() / std::max<std::uint64_t>(all, 1)) {
+      return std::nullopt;
+    }
+    all *= along;
+  }
+  return all;
+}
+
+Box Cells::BoxOf(std::uint64_t number) const {
+  Box box{Dims(shape.size()), Dims(shape.size())};
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    const std::uint64_t along = DivideUp(shape[d], cell[d]);
+    box.offsets[d] = number % along * cell[d];
+    box.sizes[d] = std::min(cell[d], shape[d] - box.offsets[d]);
+    number /= along;
+  }
+  return box;
+}
+
+Chunk ChunkGrid::At(std::size_t number) const {
+  const auto run =
+      std::upper_bound(runs.begin(), runs.end(), number,
+                       [](std::size_t at, const ChunkRun& one) { return at < one.end; });
+  const std::uint64_t first = run == runs.begin() ? 0 : std::prev(run)->end;
+  Chunk chunk;
+  chunk.box = cells.BoxOf(number);
+  chunk.extent.file =
+      static_cast<std::uint32_t>(run->file + run->step * static_cast<std::int64_t>(number - first));
+  chunk.extent.begin = run->begin;
+  chunk.extent.end = run->begin + Volume(chunk.box.sizes) * item_bytes;
+  if (!contents.empty()) {
+    chunk.content = contents[number];
+  }
+  return chunk;
+}
+
+std::optional<Cells> CellsOf(const Dims& shape, std::uint64_t item_bytes, const ChunkList& chunks) {
+  if (const ChunkGrid* const grid = chunks.grid()) {
+    return grid->size() == grid->cells.count() ? std::optional(grid->cells) : std::nullopt;
+  }
+  auto cells = chunks.empty() ? std::nullopt : CellsFrom(shape, chunks.front());
+  if (!cells || cells->count() != chunks.size()) {
+    return std::nullopt;
+  }
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    const Chunk chunk = chunks[i];
+    if (!IsPlainAndPacked(chunk, item_bytes) || chunk.box != cells->BoxOf(i)) {
+      return std::nullopt;
+    }
+  }
+  return cells;
+}
+
+ChunkCollector::ChunkCollector(const Dims& shape, DType dtype)
+    : shape_(shape), item_bytes_(ItemSize(dtype)) {}
+
+void ChunkCollector::Add(Chunk chunk) {
+  if (grid_ != nullptr) {
+    if (IsNextOf(*grid_, chunk)) {
+      Append(chunk, grid_.get());
+      return;
+    }
+    listed_ = std::move(ChunkList(std::exchange(grid_, nullptr)).Listed());
+  }
+  listed_.push_back(std::move(chunk));
+  if (listed_.size() == kFewChunks && (grid_ = GridOf(shape_, item_bytes_, listed_)) != nullptr) {
+    listed_.clear();
+    listed_.shrink_to_fit();
+  }
+}
+
+ChunkList ChunkCollector::Take() {
+  if (grid_ != nullptr) {
+    return ChunkList(std::shared_ptr<const ChunkGrid>(std::move(grid_)));
+  }
+  SortByOffsets(&listed_);
+  if (listed_.size() >= kFewChunks) {
+    if (auto grid = GridOf(shape_, item_bytes_, listed_)) {
+      return ChunkList(std::shared_ptr<const ChunkGrid>(std::move(grid)));
+    }
+  }
+  return std::move(listed_);
+}
+
+void SortByOffsets(std::vector<Chunk>* chunks) {
+  const auto before = [](const Chunk& a, const Chunk& b) { return a.box.offsets < b.box.offsets; };
+  if (!std::is_sorted(chunks->begin(), chunks->end(), before)) {  // By rank they mostly are.
+    std::sort(chunks->begin(), chunks->end(), before);
+  }
+}
+
+// ---- lists ----
+
+std::size_t ChunkList::size() const { return grid_ ? grid_->size() : listed_.size(); }
+
+// NOLINTNEXTLINE(readability-const-return-type): see the header.
+const Chunk ChunkList::operator[](std::size_t number) const {
+  return grid_ ? grid_->At(number) : listed_[number];
+}
+
+std::vector<Chunk>& ChunkList::Listed() {
+  if (grid_) {
+    listed_.assign(begin(), end());
+    grid_.reset();
+  }
+  return listed_;
+}
+
+bool operator==(const ChunkList& a, const ChunkList& b) {
+  if (a.grid_ && a.grid_ == b.grid_) {
+    return true;
+  }
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
+}
+
+namespace {
+
+/// Appends the numbers of the cells that share an element with `box`.
+void AddCells(const Cells& cells, const Box& box, std::uint64_t size,
+              std::vector<std::uint32_t>* numbers) {
+  if (IsEmpty(box)) {
+    return;
+  }
+  const std::size_t dimensions = cells.shape.size();
+  Dims at(dimensions);  // The first cell of each dimension, then one after the other.
+  Dims last(dimensions);
+  for (std::size_t d = 0; d < dimensions; ++d) {
+    at[d] = box.offsets[d] / cells.cell[d];
+    last[d] = (box.offsets[d] + box.sizes[d] - 1) / cells.cell[d];
+  }
+  const Dims first = at;
+  for (;;) {
+    std::uint64_t number = 0;
+    for (std::size_t d = 0; d < dimensions; ++d) {
+      number = number * DivideUp(cells.shape[d], cells.cell[d]) + at[d];
+    }
+    if (number < size) {
+      numbers->push_back(static_cast<std::uint32_t>(number));
+    }
+    std::size_t d = dimensions;
+    while (d > 0 && at[d - 1] == last[d - 1]) {
+      at[d - 1] = first[d - 1];
+      --d;
+    }
+    if (d == 0) {
+      return;
+    }
+    ++at[d - 1];
+  }
+}
+
+}  // namespace
+
+void ChunkList::AddOverlapping(const Box& box, std::vector<std::uint32_t>* numbers) const {
+  if (grid_) {
+    AddCells(grid_->cells, box, grid_->size(), numbers);
+    return;
+  }
+  for (std::size_t i = 0; i < listed_.size(); ++i) {
+    const Box& stored = listed_[i].box;
+    if (!stored.offsets.empty() && stored.offsets[0] >= box.offsets[0] + box.sizes[0]) {
+      return;  // Chunks are sorted by offsets: none further on can overlap.
+    }
+    if (Intersect(stored, box)) {
+      numbers->push_back(static_cast<std::uint32_t>(i));
+    }
+  }
+}
+
+}  // namespace varve

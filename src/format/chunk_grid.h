@@ -1,0 +1,78 @@
+/// Grids of chunks: what a list keeps of a tensor that ranks have cut into equal boxes. Pure.
+///
+/// 1,024 ranks that hold shards of 1,000 tensors store a million chunks, which differ in little: the
+/// boxes of a tensor are the cells of a grid, each rank's shard is in its own file, and begins at
+/// the same byte of it as in the file before. A grid keeps the size of a cell and one run of places;
+/// the chunks are arithmetic.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "varve/metadata.h"
+
+namespace varve {
+
+/// The places of chunks in a row: in files `file`, `file + step`, `file + 2 * step` and so on, each
+/// at byte `begin` of its file.
+struct ChunkRun {
+  std::uint64_t end = 0;  ///< The number of the first chunk behind the run.
+  std::uint64_t begin = 0;
+  std::uint32_t file = 0;
+  std::int32_t step = 0;  ///< 0 in a run of one chunk.
+  friend bool operator==(const ChunkRun&, const ChunkRun&) = default;
+};
+
+/// Appends the place of one more chunk to the runs that begin with number `first`: the runs of
+/// one tensor. Each run is as long as can be, so equal places give equal runs.
+void AddPlace(std::uint32_t file, std::uint64_t begin, std::size_t first,
+              std::vector<ChunkRun>* runs);
+
+/// The boxes of equal size that a tensor is cut into; in each dimension the last may be smaller.
+/// They are numbered by their offsets.
+struct Cells {
+  Dims shape;
+  Dims cell;  ///< The size of a box that is cut off nowhere. No number is 0.
+
+  /// Returns nothing when there are more than 2^32-1 of them.
+  [[nodiscard]] std::optional<std::uint64_t> count() const;
+  [[nodiscard]] Box BoxOf(std::uint64_t number) const;
+};
+
+/// Chunks whose boxes are the first cells, all of them in a whole list. Each is plain and packed.
+struct ChunkGrid {
+  Cells cells;
+  std::uint64_t item_bytes = 1;
+  std::vector<ChunkRun> runs;
+  std::vector<Hash128> contents;  ///< By chunk; empty where they were not read.
+
+  [[nodiscard]] std::size_t size() const { return runs.empty() ? 0 : runs.back().end; }
+  [[nodiscard]] Chunk At(std::size_t number) const;
+};
+
+/// Returns the cells whose boxes are those of the chunks, in their order and all of them; nothing
+/// when there are none, or when a chunk is not plain and packed.
+std::optional<Cells> CellsOf(const Dims& shape, std::uint64_t item_bytes, const ChunkList& chunks);
+
+void SortByOffsets(std::vector<Chunk>* chunks);
+
+/// Collects the chunks of a tensor. While each is the next cell of a grid they take little memory.
+class ChunkCollector {
+ public:
+  ChunkCollector(const Dims& shape, DType dtype);
+
+  void Add(Chunk chunk);
+  /// Returns what was added, sorted by offsets. Call nothing afterwards.
+  ChunkList Take();
+
+ private:
+  Dims shape_;
+  std::uint64_t item_bytes_;
+  std::vector<Chunk> listed_;
+  std::shared_ptr<ChunkGrid> grid_;  ///< Else `listed_` has the chunks.
+};
+
+}  // namespace varve

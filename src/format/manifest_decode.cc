@@ -1,0 +1,445 @@
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <flatbuffers/flatbuffers.h>
+#include <zstd.h>
+
+#include "base/checked.h"
+#include "base/checksum.h"
+#include "format/chunk_grid.h"
+#include "format/manifest.h"
+#include "format/manifest_frame.h"
+#include "format/manifest_generated.h"
+#include "format/variants.h"
+#include "tensor/box.h"
+#include "varve/metadata.h"
+
+namespace varve {
+namespace {
+
+// Manifests of this version have a record for each chunk, with its hash.
+constexpr std::uint32_t kChunkRecordVersion = 1;
+// The ratio of zstd for zeros: blocks of 128 KiB in 4 bytes. A frame that claims more is refused.
+constexpr std::uint64_t kMaxZstdRatio = 32768;
+
+void StoreBigEndian(std::uint64_t value, std::uint8_t* bytes) {
+  for (int i = 7; i >= 0; --i) {
+    bytes[i] = static_cast<std::uint8_t>(value);
+    value >>= 8;
+  }
+}
+
+Status MalformedManifest(std::string_view what) {
+  return DataLoss("malformed manifest: " + std::string(what));
+}
+
+/// Returns true when the elements are aligned. FlatBuffers' verifier checks where a vector begins,
+/// not that its 8-byte elements are aligned: a hostile manifest can shift them.
+template <class Vector>
+bool IsAligned(const Vector* vector) {
+  return vector == nullptr || vector->size() == 0 ||
+         reinterpret_cast<std::uintptr_t>(vector->Data()) % sizeof(std::uint64_t) == 0;
+}
+
+/// Reads the records out of a verified buffer. FlatBuffers has checked that vectors lie inside
+/// the buffer; that their numbers refer to each other rightly is checked here.
+class Decoder {
+ public:
+  Decoder(const fb::Manifest& manifest, std::uint32_t version) : in_(manifest), version_(version) {}
+
+  /// Decodes everything but the hashes of version 4.
+  Result<Metadata> Decode() {
+    if (!IsAligned(in_.tensors()) || !IsAligned(in_.chunks()) || !IsAligned(in_.dims()) ||
+        !IsAligned(in_.objects()) || !IsAligned(in_.structures()) || !IsAligned(in_.name_ends()) ||
+        !IsAligned(in_.layouts()) || !IsAligned(in_.runs())) {
+      return MalformedManifest("misaligned records");
+    }
+    if (in_.save_id()->size() != out_.save_id.bytes.size()) {
+      return MalformedManifest("save id");
+    }
+    std::copy(in_.save_id()->begin(), in_.save_id()->end(), out_.save_id.bytes.begin());
+    out_.world_size = in_.world_size();
+    out_.block_bytes = in_.block_bytes();
+    if (out_.world_size == 0 || out_.block_bytes == 0 || out_.block_bytes % kDataAlignment != 0 ||
+        out_.block_bytes > kMaxBlockBytes) {
+      return MalformedManifest("world size or block size");
+    }
+    VARVE_RETURN_IF_ERROR(Files());
+    VARVE_RETURN_IF_ERROR(version_ == kChunkRecordVersion ? Tensors() : Layouts());
+    for (std::uint32_t i = 0; i < in_.objects()->size(); ++i) {
+      ObjectMetadata object;
+      VARVE_RETURN_IF_ERROR(Name(std::uint64_t{out_.tensors.size()} + i, &object.fqn));
+      VARVE_RETURN_IF_ERROR(ReadExtent(*in_.objects()->Get(i), &object.extent));
+      if (!out_.objects.empty() && out_.objects.back().fqn >= object.fqn) {
+        return MalformedManifest("object names are not in order");
+      }
+      out_.objects.push_back(std::move(object));
+    }
+    for (const fb::ExtentRecord* record : *in_.structures()) {
+      out_.structures.emplace_back();
+      VARVE_RETURN_IF_ERROR(ReadExtent(*record, &out_.structures.back()));
+    }
+    VARVE_RETURN_IF_ERROR(SeparateVariants(&out_));
+    return std::move(out_);
+  }
+
+ private:
+  Status Files() {
+    for (const fb::File* record : *in_.files()) {
+      DataFile file{record->name()->str(), record->rank(),          record->size(),
+                    record->data_begin(),  record->header_crc32c(), {}};
+      const auto* blocks = record->block_crc32c();
+      file.block_crc32c.assign(blocks->begin(), blocks->end());
+      if (file.name.empty() || file.name.find('/') != std::string::npos || file.name[0] == '.' ||
+          file.size < file.data_begin || file.data_begin % kDataAlignment != 0 ||
+          DivideUp(file.size - file.data_begin, out_.block_bytes) != file.block_crc32c.size()) {
+        return MalformedManifest("data file \"" + file.name + "\"");
+      }
+      out_.files.push_back(std::move(file));
+    }
+    return Status::Ok();
+  }
+
+  Status Name(std::uint64_t index, std::string* name) {
+    const auto& ends = *in_.name_ends();
+    if (index >= ends.size()) {
+      return MalformedManifest("too few names");
+    }
+    const std::uint64_t begin = index == 0 ? 0 : ends[static_cast<std::uint32_t>(index - 1)];
+    const std::uint64_t end = ends[static_cast<std::uint32_t>(index)];
+    if (begin > end || end > in_.names()->size()) {
+      return MalformedManifest("name out of range");
+    }
+    name->assign(in_.names()->c_str() + begin, end - begin);
+    return Status::Ok();
+  }
+
+  Status ReadDims(std::uint64_t begin, std::uint64_t count, Dims* dims) {
+    const auto& all = *in_.dims();
+    if (begin > all.size() || count > all.size() - begin) {
+      return MalformedManifest("dimensions out of range");
+    }
+    dims->assign(all.data() + begin, all.data() + begin + count);
+    return Status::Ok();
+  }
+
+  Status ReadExtent(const fb::ExtentRecord& record, Extent* extent) {
+    *extent = {record.file(), record.begin(), record.end()};
+    if (extent->file >= out_.files.size() || extent->begin > extent->end ||
+        extent->begin < out_.files[extent->file].data_begin ||
+        extent->end > out_.files[extent->file].size) {
+      return MalformedManifest("extent outside its file");
+    }
+    return Status::Ok();
+  }
+
+  /// Reads what a record says of a tensor itself.
+  Status Begin(std::uint64_t number, std::uint8_t dtype, std::uint64_t dims_begin,
+               std::uint32_t rank, TensorMetadata* tensor) {
+    VARVE_RETURN_IF_ERROR(Name(number, &tensor->fqn));
+    if (dtype >= kDTypeCount || (!out_.tensors.empty() && out_.tensors.back().fqn >= tensor->fqn)) {
+      return MalformedManifest("tensor \"" + tensor->fqn + "\"");
+    }
+    tensor->dtype = static_cast<DType>(dtype);
+    return ReadDims(dims_begin, rank, &tensor->shape);
+  }
+
+  Status Tensors() {
+    for (std::uint32_t i = 0; i < in_.tensors()->size(); ++i) {
+      const fb::TensorRecord& record = *in_.tensors()->Get(i);
+      TensorMetadata tensor;
+      VARVE_RETURN_IF_ERROR(Begin(i, record.dtype(), record.dims_begin(), record.rank(), &tensor));
+      if (record.chunks_begin() > in_.chunks()->size() ||
+          record.chunk_count() > in_.chunks()->size() - record.chunks_begin()) {
+        return MalformedManifest("chunks of tensor \"" + tensor.fqn + "\" out of range");
+      }
+      ChunkCollector chunks(tensor.shape, tensor.dtype);
+      for (std::uint64_t c = 0; c < record.chunk_count(); ++c) {
+        VARVE_RETURN_IF_ERROR(AddChunk(record.chunks_begin() + c, tensor, &chunks));
+      }
+      tensor.chunks = chunks.Take();
+      VARVE_RETURN_IF_ERROR(CheckTiling(tensor));
+      out_.tensors.push_back(std::move(tensor));
+    }
+    return Status::Ok();
+  }
+
+  static Status CheckInShape(const TensorMetadata& tensor, const Box& box) {
+    const Status status = CheckBox(tensor.shape, box, ItemSize(tensor.dtype));
+    return status.ok() ? status : DataLoss(status.message());
+  }
+
+  Status AddChunk(std::uint64_t index, const TensorMetadata& tensor, ChunkCollector* chunks) {
+    const fb::ChunkRecord& record = *in_.chunks()->Get(static_cast<std::uint32_t>(index));
+    Chunk chunk;
+    const std::uint64_t rank = tensor.shape.size();
+    VARVE_RETURN_IF_ERROR(ReadDims(record.dims_begin(), rank, &chunk.box.offsets));
+    VARVE_RETURN_IF_ERROR(ReadDims(record.dims_begin() + rank, rank, &chunk.box.sizes));
+    VARVE_RETURN_IF_ERROR(CheckInShape(tensor, chunk.box));
+    VARVE_RETURN_IF_ERROR(
+        ReadExtent(fb::ExtentRecord(record.begin(), record.end(), record.file()), &chunk.extent));
+    if (chunk.extent.end - chunk.extent.begin != Volume(chunk.box.sizes) * ItemSize(tensor.dtype)) {
+      return MalformedManifest("chunk of tensor \"" + tensor.fqn + "\"");
+    }
+    StoreBigEndian(record.content_high(), chunk.content.bytes.data());
+    StoreBigEndian(record.content_low(), chunk.content.bytes.data() + 8);
+    chunks->Add(std::move(chunk));
+    return Status::Ok();
+  }
+
+  // ---- version 4 ----
+
+  Status Layouts() {
+    if (in_.layouts() == nullptr || in_.runs() == nullptr) {
+      return MalformedManifest("no layouts");
+    }
+    for (const DataFile& file : out_.files) {
+      common_begin_ = std::max(common_begin_, file.data_begin);
+      common_end_ = std::min(common_end_, file.size);
+    }
+    for (std::uint32_t i = 0; i < in_.layouts()->size(); ++i) {
+      const fb::LayoutRecord& record = *in_.layouts()->Get(i);
+      TensorMetadata tensor;
+      VARVE_RETURN_IF_ERROR(Begin(i, record.dtype(), record.dims_begin(), record.rank(), &tensor));
+      const Status added = record.is_grid() ? AddGrid(record, &tensor) : AddBoxes(record, &tensor);
+      VARVE_RETURN_IF_ERROR(added.Annotate("malformed manifest: tensor \"" + tensor.fqn + "\""));
+      out_.tensors.push_back(std::move(tensor));
+    }
+    return Status::Ok();
+  }
+
+  /// Reads the runs of a tensor, which are as many chunks as the record says.
+  Status ReadRuns(const fb::LayoutRecord& record, std::vector<ChunkRun>* runs) {
+    const auto& all = *in_.runs();
+    if (record.runs_begin() > all.size() || record.run_count() > all.size() - record.runs_begin()) {
+      return DataLoss("runs out of range");
+    }
+    std::uint64_t before = 0;
+    runs->reserve(record.run_count());
+    for (std::uint64_t i = 0; i < record.run_count(); ++i) {
+      const auto& run = *all.Get(static_cast<std::uint32_t>(record.runs_begin() + i));
+      if (run.end() <= before || run.end() > record.chunk_count()) {
+        return DataLoss("runs that do not ascend");
+      }
+      const std::int64_t last =
+          run.file() + run.step() * static_cast<std::int64_t>(run.end() - before - 1);
+      if (run.file() >= out_.files.size() || last < 0 ||
+          last >= static_cast<std::int64_t>(out_.files.size())) {
+        return DataLoss("a run of files that are not there");
+      }
+      before = run.end();
+      runs->push_back({run.end(), run.begin(), run.file(), run.step()});
+    }
+    return before == record.chunk_count() ? Status::Ok() : DataLoss("chunks without a place");
+  }
+
+  /// Checks that a chunk lies in the data of its file.
+  Status CheckInFile(const Extent& extent) const {
+    const DataFile& file = out_.files[extent.file];
+    return extent.begin >= file.data_begin && extent.begin <= extent.end && extent.end <= file.size
+               ? Status::Ok()
+               : DataLoss("a chunk outside its file");
+  }
+
+  Status AddGrid(const fb::LayoutRecord& record, TensorMetadata* tensor) {
+    auto grid = std::make_shared<ChunkGrid>();
+    grid->cells.shape = tensor->shape;
+    grid->item_bytes = ItemSize(tensor->dtype);
+    VARVE_RETURN_IF_ERROR(ReadDims(record.boxes_begin(), record.rank(), &grid->cells.cell));
+    VARVE_RETURN_IF_ERROR(CheckInShape(*tensor, WholeBox(tensor->shape)));
+    for (std::size_t d = 0; d < tensor->shape.size(); ++d) {
+      if (grid->cells.cell[d] == 0 || grid->cells.cell[d] > tensor->shape[d]) {
+        return DataLoss("a grid of cells that do not fit it");
+      }
+    }
+    if (grid->cells.count() != record.chunk_count()) {
+      return DataLoss("a grid of another number of cells");
+    }
+    VARVE_RETURN_IF_ERROR(ReadRuns(record, &grid->runs));
+    // Where the largest cell fits into the smallest file, each cell fits into its own.
+    const std::uint64_t cell_bytes = Volume(grid->cells.cell) * grid->item_bytes;
+    const bool fit = std::all_of(grid->runs.begin(), grid->runs.end(), [&](const ChunkRun& run) {
+      return run.begin >= common_begin_ && run.begin <= common_end_ &&
+             cell_bytes <= common_end_ - run.begin;
+    });
+    for (std::size_t i = 0; !fit && i < grid->size(); ++i) {
+      VARVE_RETURN_IF_ERROR(CheckInFile(grid->At(i).extent));
+    }
+    tensor->chunks = ChunkList(std::shared_ptr<const ChunkGrid>(std::move(grid)));
+    return Status::Ok();
+  }
+
+  Status AddBoxes(const fb::LayoutRecord& record, TensorMetadata* tensor) {
+    std::vector<ChunkRun> runs;
+    VARVE_RETURN_IF_ERROR(ReadRuns(record, &runs));
+    const std::uint64_t rank = record.rank();
+    const std::uint64_t item_bytes = ItemSize(tensor->dtype);
+    std::vector<Chunk> chunks;
+    std::uint64_t dims = record.boxes_begin();
+    for (const ChunkRun& run : runs) {
+      for (std::int64_t file = run.file; chunks.size() < run.end; file += run.step) {
+        Chunk chunk;
+        VARVE_RETURN_IF_ERROR(ReadDims(dims, rank, &chunk.box.offsets));
+        VARVE_RETURN_IF_ERROR(ReadDims(dims + rank, rank, &chunk.box.sizes));
+        VARVE_RETURN_IF_ERROR(CheckInShape(*tensor, chunk.box));
+        dims += 2 * rank;
+        chunk.extent = {static_cast<std::uint32_t>(file), run.begin,
+                        run.begin + Volume(chunk.box.sizes) * item_bytes};
+        VARVE_RETURN_IF_ERROR(CheckInFile(chunk.extent));
+        chunks.push_back(std::move(chunk));
+      }
+    }
+    tensor->chunks = std::move(chunks);
+    return CheckTiling(*tensor);
+  }
+
+  const fb::Manifest& in_;
+  const std::uint32_t version_;
+  Metadata out_;
+  // Bytes that are data of each file.
+  std::uint64_t common_begin_ = 0;
+  std::uint64_t common_end_ = ~std::uint64_t{0};
+};
+
+/// Checks the frame around an index, and returns what it holds.
+struct Plain {
+  std::unique_ptr<std::uint64_t[]> words;  // FlatBuffers reads 8-byte fields and wants alignment.
+  std::uint64_t bytes = 0;
+  std::uint32_t version = 0;
+  std::uint32_t crc32c = 0;
+};
+
+Result<Plain> OpenFrame(std::string_view bytes) {
+  if (bytes.size() < kManifestHeadBytes + kManifestCrcBytes || !bytes.starts_with(kManifestMagic)) {
+    return MalformedManifest("no manifest frame");
+  }
+  Plain plain;
+  plain.crc32c = Crc32c(AsByteSpan(bytes.substr(0, bytes.size() - kManifestCrcBytes)));
+  ByteReader tail(bytes.substr(bytes.size() - kManifestCrcBytes));
+  if (const std::uint32_t stored = tail.U32(); stored != plain.crc32c) {
+    return DataLoss("manifest checksum mismatch (stored " + HexU32(stored) + ", computed " +
+                    HexU32(plain.crc32c) + ")");
+  }
+  ByteReader head(bytes.substr(kManifestMagic.size(), kManifestHeadBytes - kManifestMagic.size()));
+  plain.version = head.U32();
+  const std::uint64_t compressed_bytes = head.U64();
+  plain.bytes = head.U64();
+  if (plain.version > kFormatVersion) {
+    return Unimplemented("manifest has format version " + std::to_string(plain.version) +
+                         ", this Varve reads up to " + std::to_string(kFormatVersion) +
+                         "; use a newer Varve");
+  }
+  if (compressed_bytes != bytes.size() - kManifestHeadBytes - kManifestCrcBytes ||
+      plain.bytes > kMaxPlainBytes || plain.bytes / kMaxZstdRatio > compressed_bytes) {
+    return MalformedManifest("frame sizes");
+  }
+  plain.words.reset(new (std::nothrow) std::uint64_t[plain.bytes / 8 + 1]);
+  if (plain.words == nullptr) {
+    return Status(StatusCode::kOutOfSpace,
+                  "no memory for a manifest of " + std::to_string(plain.bytes) + " bytes")
+        .With({.system_error = ENOMEM});
+  }
+  const std::size_t got = ZSTD_decompress(plain.words.get(), plain.bytes,
+                                          bytes.data() + kManifestHeadBytes, compressed_bytes);
+  if (ZSTD_isError(got) != 0 || got != plain.bytes) {
+    return MalformedManifest("zstd frame");
+  }
+  return plain;
+}
+
+/// Gives each chunk of a list its hash.
+void SetHashes(std::string_view hashes, ChunkList* chunks) {
+  if (const ChunkGrid* const known = chunks->grid()) {
+    auto grid = std::make_shared<ChunkGrid>(*known);
+    grid->contents.resize(grid->size());
+    std::memcpy(grid->contents.data(), hashes.data(), hashes.size());
+    *chunks = ChunkList(std::shared_ptr<const ChunkGrid>(std::move(grid)));
+    return;
+  }
+  for (Chunk& chunk : chunks->Listed()) {
+    std::memcpy(chunk.content.bytes.data(), hashes.data(), kHashBytes);
+    hashes.remove_prefix(kHashBytes);
+  }
+}
+
+}  // namespace
+
+Result<ManifestIndex> DecodeIndex(std::string_view index, std::uint64_t manifest_bytes) {
+  VARVE_ASSIGN_OR_RETURN(const Plain plain, OpenFrame(index));
+  const auto* data = reinterpret_cast<const std::uint8_t*>(plain.words.get());
+  flatbuffers::Verifier verifier(data, plain.bytes);
+  if (!fb::VerifyManifestBuffer(verifier)) {
+    return MalformedManifest("FlatBuffers verification failed");
+  }
+  const fb::Manifest& manifest = *fb::GetManifest(data);
+  std::uint64_t chunks = 0;  // Their number is a file's size: a few bytes cannot claim many.
+  if (plain.version != kChunkRecordVersion && manifest.layouts() != nullptr) {
+    for (const fb::LayoutRecord* layout : *manifest.layouts()) {
+      if (layout->chunk_count() > manifest_bytes / kHashBytes - chunks) {
+        return MalformedManifest("more chunks than hashes");
+      }
+      chunks += layout->chunk_count();
+    }
+  }
+  if (manifest_bytes != index.size() + chunks * kHashBytes) {
+    return MalformedManifest("it has " + std::to_string(manifest_bytes) + " bytes, want " +
+                             std::to_string(index.size() + chunks * kHashBytes));
+  }
+  ManifestIndex decoded{.crc32c = plain.crc32c, .hashes_crc32c = manifest.hashes_crc32c()};
+  decoded.hash_bytes = chunks * kHashBytes;
+  VARVE_ASSIGN_OR_RETURN(decoded.metadata, Decoder(manifest, plain.version).Decode());
+  return decoded;
+}
+
+Status AddHashes(std::string_view hashes, std::uint32_t crc32c, Metadata* metadata) {
+  if (const std::uint32_t computed = Crc32c(AsByteSpan(hashes)); computed != crc32c) {
+    return DataLoss("checksum mismatch of the manifest's hashes (stored " + HexU32(crc32c) +
+                    ", computed " + HexU32(computed) + ")");
+  }
+  const bool has_variants = !metadata->tensor_variants.empty();
+  if (has_variants) {
+    *metadata = WithVariantsAsEntries(*metadata);
+  }
+  for (TensorMetadata& tensor : metadata->tensors) {
+    const std::uint64_t bytes = tensor.chunks.size() * kHashBytes;
+    if (bytes > hashes.size()) {
+      return MalformedManifest("too few hashes");
+    }
+    SetHashes(hashes.substr(0, bytes), &tensor.chunks);
+    hashes.remove_prefix(bytes);
+  }
+  if (!hashes.empty()) {
+    return MalformedManifest("too many hashes");
+  }
+  return has_variants ? SeparateVariants(metadata) : Status::Ok();
+}
+
+Result<Metadata> DecodeManifest(std::string_view bytes) {
+  std::uint64_t index_bytes = bytes.size();
+  if (bytes.size() >= kManifestHeadBytes) {
+    ByteReader head(bytes.substr(kManifestMagic.size()));
+    const bool has_hashes = head.U32() != kChunkRecordVersion;
+    const std::uint64_t compressed = head.U64();
+    if (has_hashes && compressed < bytes.size() - kManifestHeadBytes) {
+      index_bytes = std::min(kManifestHeadBytes + compressed + kManifestCrcBytes, index_bytes);
+    }
+  }
+  VARVE_ASSIGN_OR_RETURN(ManifestIndex index,
+                         DecodeIndex(bytes.substr(0, index_bytes), bytes.size()));
+  if (index.hash_bytes > 0) {
+    VARVE_RETURN_IF_ERROR(
+        AddHashes(bytes.substr(index_bytes), index.hashes_crc32c, &index.metadata));
+  }
+  return std::move(index.metadata);
+}
+
+}  // namespace varve
