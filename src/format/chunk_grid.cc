@@ -19,17 +19,13 @@ bool IsPlainAndPacked(const Chunk& chunk, std::uint64_t item_bytes) {
          chunk.extent.end - chunk.extent.begin == Volume(chunk.box.sizes) * item_bytes;
 }
 
-/// Returns the cells of which the first is the whole first chunk.
+/// Returns the cells of which the first has the size of the chunk.
 std::optional<Cells> CellsFrom(const Dims& shape, const Chunk& first) {
-  if (IsEmpty(first.box) || first.box.sizes.size() != shape.size()) {
-    return std::nullopt;
-  }
-  Cells cells{shape, first.box.sizes};
-  return cells.count() ? std::optional(std::move(cells)) : std::nullopt;
+  return first.box.sizes.size() == shape.size() ? Cells::Of(shape, first.box.sizes) : std::nullopt;
 }
 
 bool IsNextOf(const ChunkGrid& grid, const Chunk& chunk) {
-  return IsPlainAndPacked(chunk, grid.item_bytes) && grid.size() < *grid.cells.count() &&
+  return IsPlainAndPacked(chunk, grid.item_bytes) && grid.size() < grid.cells.count() &&
          chunk.box == grid.cells.BoxOf(grid.size());
 }
 
@@ -80,27 +76,63 @@ void AddPlace(std::uint32_t file, std::uint64_t begin, std::size_t first,
   runs->push_back({number + 1, begin, file, 0});
 }
 
-std::optional<std::uint64_t> Cells::count() const {
-  std::uint64_t all = 1;
+std::optional<Cells> Cells::Of(const Dims& shape, const Dims& cell) {
+  Cells cells(shape, cell);
   for (std::size_t d = 0; d < shape.size(); ++d) {
-    const std::uint64_t along = DivideUp(shape[d], cell[d]);
-    if (along > std::numeric_limits<std::uint32_t>::max() / std::max<std::uint64_t>(all, 1)) {
+    if (cell[d] == 0 || cell[d] > shape[d]) {
       return std::nullopt;
     }
-    all *= along;
+    cells.along_[d] = DivideUp(shape[d], cell[d]);
+    if (cells.along_[d] > std::numeric_limits<std::uint32_t>::max() / cells.count_) {
+      return std::nullopt;
+    }
+    cells.count_ *= cells.along_[d];
   }
-  return all;
+  return cells;
 }
 
 Box Cells::BoxOf(std::uint64_t number) const {
-  Box box{Dims(shape.size()), Dims(shape.size())};
-  for (std::size_t d = shape.size(); d-- > 0;) {
-    const std::uint64_t along = DivideUp(shape[d], cell[d]);
-    box.offsets[d] = number % along * cell[d];
-    box.sizes[d] = std::min(cell[d], shape[d] - box.offsets[d]);
-    number /= along;
+  Box box{Dims(shape_.size()), Dims(shape_.size())};
+  for (std::size_t d = shape_.size(); d-- > 0;) {
+    const bool is_only = along_[d] == 1;  // A division less.
+    box.offsets[d] = is_only ? 0 : number % along_[d] * cell_[d];
+    box.sizes[d] = std::min(cell_[d], shape_[d] - box.offsets[d]);
+    number = is_only ? number : number / along_[d];
   }
   return box;
+}
+
+void Cells::AddOverlapping(const Box& box, std::uint64_t end,
+                           std::vector<std::uint32_t>* numbers) const {
+  if (IsEmpty(box)) {
+    return;
+  }
+  const std::size_t dimensions = shape_.size();
+  Dims at(dimensions);  // The first cell of each dimension, then one after the other.
+  Dims last(dimensions);
+  for (std::size_t d = 0; d < dimensions; ++d) {
+    at[d] = box.offsets[d] / cell_[d];
+    last[d] = (box.offsets[d] + box.sizes[d] - 1) / cell_[d];
+  }
+  const Dims first = at;
+  for (;;) {
+    std::uint64_t number = 0;
+    for (std::size_t d = 0; d < dimensions; ++d) {
+      number = number * along_[d] + at[d];
+    }
+    if (number < end) {
+      numbers->push_back(static_cast<std::uint32_t>(number));
+    }
+    std::size_t d = dimensions;
+    while (d > 0 && at[d - 1] == last[d - 1]) {
+      at[d - 1] = first[d - 1];
+      --d;
+    }
+    if (d == 0) {
+      return;
+    }
+    ++at[d - 1];
+  }
 }
 
 Chunk ChunkGrid::At(std::size_t number) const {
@@ -199,47 +231,9 @@ bool operator==(const ChunkList& a, const ChunkList& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
 }
 
-namespace {
-
-/// Appends the numbers of the cells that share an element with `box`.
-void AddCells(const Cells& cells, const Box& box, std::uint64_t size,
-              std::vector<std::uint32_t>* numbers) {
-  if (IsEmpty(box)) {
-    return;
-  }
-  const std::size_t dimensions = cells.shape.size();
-  Dims at(dimensions);  // The first cell of each dimension, then one after the other.
-  Dims last(dimensions);
-  for (std::size_t d = 0; d < dimensions; ++d) {
-    at[d] = box.offsets[d] / cells.cell[d];
-    last[d] = (box.offsets[d] + box.sizes[d] - 1) / cells.cell[d];
-  }
-  const Dims first = at;
-  for (;;) {
-    std::uint64_t number = 0;
-    for (std::size_t d = 0; d < dimensions; ++d) {
-      number = number * DivideUp(cells.shape[d], cells.cell[d]) + at[d];
-    }
-    if (number < size) {
-      numbers->push_back(static_cast<std::uint32_t>(number));
-    }
-    std::size_t d = dimensions;
-    while (d > 0 && at[d - 1] == last[d - 1]) {
-      at[d - 1] = first[d - 1];
-      --d;
-    }
-    if (d == 0) {
-      return;
-    }
-    ++at[d - 1];
-  }
-}
-
-}  // namespace
-
 void ChunkList::AddOverlapping(const Box& box, std::vector<std::uint32_t>* numbers) const {
   if (grid_) {
-    AddCells(grid_->cells, box, grid_->size(), numbers);
+    grid_->cells.AddOverlapping(box, grid_->size(), numbers);
     return;
   }
   for (std::size_t i = 0; i < listed_.size(); ++i) {

@@ -33,13 +33,25 @@ void AddPlace(std::uint32_t file, std::uint64_t begin, std::size_t first,
 
 /// The boxes of equal size that a tensor is cut into; in each dimension the last may be smaller.
 /// They are numbered by their offsets.
-struct Cells {
-  Dims shape;
-  Dims cell;  ///< The size of a box that is cut off nowhere. No number is 0.
+class Cells {
+ public:
+  /// Returns the cells of which one that is cut off nowhere has this size. Nothing when a number of
+  /// it is 0 or more than the shape's, or when there are more than 2^32-1 cells.
+  static std::optional<Cells> Of(const Dims& shape, const Dims& cell);
 
-  /// Returns nothing when there are more than 2^32-1 of them.
-  [[nodiscard]] std::optional<std::uint64_t> count() const;
+  [[nodiscard]] const Dims& cell() const { return cell_; }
+  [[nodiscard]] std::uint64_t count() const { return count_; }
   [[nodiscard]] Box BoxOf(std::uint64_t number) const;
+  /// Appends the numbers of the cells below `end` that share an element with `box`, ascending.
+  void AddOverlapping(const Box& box, std::uint64_t end, std::vector<std::uint32_t>* numbers) const;
+
+ private:
+  Cells(const Dims& shape, const Dims& cell) : shape_(shape), cell_(cell), along_(shape.size()) {}
+
+  Dims shape_;
+  Dims cell_;
+  Dims along_;  ///< How many in each dimension.
+  std::uint64_t count_ = 1;
 };
 
 /// Chunks whose boxes are the first cells, all of them in a whole list. Each is plain and packed.

@@ -50,13 +50,11 @@ std::uint64_t EstimateBytes(const ManifestCounts& counts) {
          (sizeof(fb::ExtentRecord) + 8) * counts.objects + 8 * counts.dims + counts.name_bytes;
 }
 
-/// The records of tensors and the hashes of their chunks.
+/// The records of tensors.
 struct Layouts {
   std::vector<std::uint64_t> dims;
   std::vector<fb::LayoutRecord> layouts;
   std::vector<ChunkRun> runs;
-  Bytes hashes;
-  bool lacks_hashes = false;  ///< Some chunk has none: they were not read.
 
   void AddDims(const Dims& more) { dims.insert(dims.end(), more.begin(), more.end()); }
   void Add(const TensorMetadata& tensor);
@@ -70,17 +68,13 @@ void Layouts::Add(const TensorMetadata& tensor) {
   const ChunkList& chunks = tensor.chunks;
   const auto cells = CellsOf(tensor.shape, ItemSize(tensor.dtype), chunks);
   if (cells) {
-    AddDims(cells->cell);
+    AddDims(cells->cell());
   }
   if (const ChunkGrid* const grid = chunks.grid(); grid != nullptr && cells) {
     runs.insert(runs.end(), grid->runs.begin(), grid->runs.end());
-    hashes += AsText(std::as_bytes(std::span(grid->contents)));
-    lacks_hashes = lacks_hashes || grid->contents.size() != grid->size();
   } else {
     for (const Chunk& chunk : chunks) {
       AddPlace(chunk.extent.file, chunk.extent.begin, runs_begin, &runs);
-      hashes += AsText(std::as_bytes(std::span(chunk.content.bytes)));
-      lacks_hashes = lacks_hashes || chunk.content == Hash128();
       if (!cells) {
         AddDims(chunk.box.offsets);
         AddDims(chunk.box.sizes);
@@ -92,9 +86,31 @@ void Layouts::Add(const TensorMetadata& tensor) {
                        static_cast<std::uint8_t>(tensor.dtype), cells.has_value());
 }
 
-/// Returns the bytes of the index before they are compressed. Errors: Internal for metadata without
-/// hashes, as an index that was opened has: they would be lost.
-Result<flatbuffers::DetachedBuffer> BuildIndex(const Metadata& metadata, Bytes* hashes) {
+/// Calls `visit` with the hashes of all chunks, in the order of a manifest, some at a time. Errors:
+/// Internal for metadata without hashes, as an index that was opened has: they would be lost.
+template <class Visit>
+Status ForHashes(const Metadata& metadata, const Visit& visit) {
+  const Status lacking = Internal("a manifest is written whose hashes were not read");
+  for (const TensorMetadata& tensor : metadata.tensors) {
+    if (const ChunkGrid* const grid = tensor.chunks.grid()) {
+      if (grid->contents.size() != grid->size()) {
+        return lacking;
+      }
+      visit(AsText(std::as_bytes(std::span(grid->contents))));
+      continue;
+    }
+    for (const Chunk& chunk : tensor.chunks) {
+      if (chunk.content == Hash128()) {
+        return lacking;
+      }
+      visit(AsText(std::as_bytes(std::span(chunk.content.bytes))));
+    }
+  }
+  return Status::Ok();
+}
+
+/// Returns the bytes of the index before they are compressed.
+flatbuffers::DetachedBuffer BuildIndex(const Metadata& metadata, std::uint32_t hashes_crc32c) {
   flatbuffers::FlatBufferBuilder builder;
   std::vector<flatbuffers::Offset<fb::File>> files;
   files.reserve(metadata.files.size());
@@ -110,9 +126,6 @@ Result<flatbuffers::DetachedBuffer> BuildIndex(const Metadata& metadata, Bytes* 
     names += tensor.fqn;
     name_ends.push_back(names.size());
     made.Add(tensor);
-  }
-  if (made.lacks_hashes) {
-    return Internal("a manifest is written whose hashes were not read");
   }
   const auto record = [](const Extent& extent) {
     return fb::ExtentRecord(extent.begin, extent.end, extent.file);
@@ -142,8 +155,7 @@ Result<flatbuffers::DetachedBuffer> BuildIndex(const Metadata& metadata, Bytes* 
       builder.CreateVectorOfStructs(std::vector<fb::ChunkRecord>()),
       builder.CreateVector(made.dims), builder.CreateVectorOfStructs(objects),
       builder.CreateVectorOfStructs(structures), builder.CreateVectorOfStructs(made.layouts),
-      builder.CreateVectorOfStructs(runs), Crc32c(AsByteSpan(made.hashes))));
-  *hashes = std::move(made.hashes);
+      builder.CreateVectorOfStructs(runs), hashes_crc32c));
   return builder.Release();
 }
 
@@ -166,8 +178,13 @@ Result<EncodedManifest> EncodeManifest(const Metadata& metadata) {
     return EncodeManifest(WithVariantsAsEntries(metadata));
   }
   VARVE_RETURN_IF_ERROR(CheckManifestSize(CountsOf(metadata)));
-  Bytes hashes;
-  VARVE_ASSIGN_OR_RETURN(const flatbuffers::DetachedBuffer plain, BuildIndex(metadata, &hashes));
+  std::uint64_t hash_bytes = 0;
+  std::uint32_t hashes_crc32c = 0;
+  VARVE_RETURN_IF_ERROR(ForHashes(metadata, [&](std::string_view hashes) {
+    hash_bytes += hashes.size();
+    hashes_crc32c = Crc32cExtend(hashes_crc32c, AsByteSpan(hashes));
+  }));
+  const flatbuffers::DetachedBuffer plain = BuildIndex(metadata, hashes_crc32c);
   const std::size_t bound = ZSTD_compressBound(plain.size());
   const auto compressed = std::make_unique_for_overwrite<char[]>(bound);  // Mostly never touched.
   const std::size_t size =
@@ -177,7 +194,7 @@ Result<EncodedManifest> EncodeManifest(const Metadata& metadata) {
   }
   EncodedManifest made;
   made.index_bytes = kManifestHeadBytes + size + kManifestCrcBytes;
-  made.bytes.reserve(made.index_bytes + hashes.size());
+  made.bytes.reserve(made.index_bytes + hash_bytes);
   ByteWriter writer(&made.bytes);
   writer.Raw(kManifestMagic);
   writer.U32(kFormatVersion);
@@ -186,7 +203,7 @@ Result<EncodedManifest> EncodeManifest(const Metadata& metadata) {
   writer.Raw({compressed.get(), size});
   made.index_crc32c = Crc32c(AsByteSpan(made.bytes));
   writer.U32(made.index_crc32c);
-  writer.Raw(hashes);
+  VARVE_RETURN_IF_ERROR(ForHashes(metadata, [&](std::string_view hashes) { writer.Raw(hashes); }));
   return made;
 }
 

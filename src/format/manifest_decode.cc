@@ -251,22 +251,17 @@ class Decoder {
   }
 
   Status AddGrid(const fb::LayoutRecord& record, TensorMetadata* tensor) {
-    auto grid = std::make_shared<ChunkGrid>();
-    grid->cells.shape = tensor->shape;
-    grid->item_bytes = ItemSize(tensor->dtype);
-    VARVE_RETURN_IF_ERROR(ReadDims(record.boxes_begin(), record.rank(), &grid->cells.cell));
+    Dims cell;
+    VARVE_RETURN_IF_ERROR(ReadDims(record.boxes_begin(), record.rank(), &cell));
     VARVE_RETURN_IF_ERROR(CheckInShape(*tensor, WholeBox(tensor->shape)));
-    for (std::size_t d = 0; d < tensor->shape.size(); ++d) {
-      if (grid->cells.cell[d] == 0 || grid->cells.cell[d] > tensor->shape[d]) {
-        return DataLoss("a grid of cells that do not fit it");
-      }
+    auto cells = Cells::Of(tensor->shape, cell);
+    if (!cells || cells->count() != record.chunk_count()) {
+      return DataLoss("a grid of other cells than it has chunks");
     }
-    if (grid->cells.count() != record.chunk_count()) {
-      return DataLoss("a grid of another number of cells");
-    }
+    auto grid = std::make_shared<ChunkGrid>(*std::move(cells), ItemSize(tensor->dtype));
     VARVE_RETURN_IF_ERROR(ReadRuns(record, &grid->runs));
     // Where the largest cell fits into the smallest file, each cell fits into its own.
-    const std::uint64_t cell_bytes = Volume(grid->cells.cell) * grid->item_bytes;
+    const std::uint64_t cell_bytes = Volume(cell) * grid->item_bytes;
     const bool fit = std::all_of(grid->runs.begin(), grid->runs.end(), [&](const ChunkRun& run) {
       return run.begin >= common_begin_ && run.begin <= common_end_ &&
              cell_bytes <= common_end_ - run.begin;

@@ -1,22 +1,9 @@
-"""One-line mutants of safety checks, and the tests of their module.
-
-A mutant is the text that it replaces, which must be in the file once, and what takes its place. Tests
-are a filter of gtest; "sim" is the simulator.
-"""
+"""One-line mutants of safety checks, and the tests of their module: all but those of formats, and these."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Mutant:
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: str
-
+from format_mutants import FORMAT_MUTANTS
+from mutant import Mutant
 
 COMMIT = (
     "*Commit*:*Crash*:*Fault*:*Save*:*Overwrite*:*Garbage*:*Claim*:*Displaced*:*RanksApart*"
@@ -29,10 +16,6 @@ AGENT = (
     ":AsyncSave*:FileChannel*"
 )
 PLAN = "Settle*:Balance*:*Plan*:Ties*:*Tie*:*Replica*:Fingerprint*:*Load*:Schedule*:Assign*"
-INTEROP = (
-    "Zip*:*Torch*:*Pickle*:*Safetensors*:Hf*:*Hfai*:*Olmo*:*Dcp*:*Golden*:Open*:Fuzz*:*RecordSums*"
-    ":Overlap*:Globs*:*Archive*"
-)
 
 MUTANTS = (
     # ---- commit ----
@@ -411,82 +394,5 @@ MUTANTS = (
         "if (false) {",
         PLAN,
     ),
-    # ---- interop bounds ----
-    Mutant(
-        "zip-record-beyond-its-room",
-        "src/interop/zip/directory.cc",
-        "if (!whole || *whole > record.limit || record.limit > directory_begin) {",
-        "if (!whole) {",
-        INTEROP,
-    ),
-    Mutant(
-        "zip-compressed",
-        "src/interop/zip/directory.cc",
-        "if (stored_bytes != record.size) {",
-        "if (false) {",
-        INTEROP,
-    ),
-    Mutant(
-        "torch-tensor-beyond-its-storage",
-        "src/interop/torch/tensor.cc",
-        "if (!last || *last >= storage_bytes / item_bytes) {",
-        "if (!last) {",
-        INTEROP,
-    ),
-    Mutant(
-        "torch-storage-beyond-its-record",
-        "src/interop/torch/tensor.cc",
-        "if (!taken || *taken > storages_[*storage].bytes) {",
-        "if (!taken) {",
-        INTEROP,
-    ),
-    Mutant(
-        "torch-bomb",
-        "src/interop/torch/tensor.cc",
-        "if (*bytes > kAnyTensorBytes && *bytes / kMaxRepeats > storage_bytes) {",
-        "if (false) {",
-        INTEROP,
-    ),
-    Mutant(
-        "safetensors-beyond-the-file",
-        "src/interop/safetensors/decode.cc",
-        "if (range.size() != 2 || range[0] > range[1] || range[1] > file.size - data_begin) {",
-        "if (range.size() != 2 || range[0] > range[1]) {",
-        INTEROP,
-    ),
-    Mutant(
-        "safetensors-bytes-of-another-shape",
-        "src/interop/safetensors/decode.cc",
-        "if (!bytes || *bytes != range[1] - range[0]) {",
-        "if (!bytes) {",
-        INTEROP,
-    ),
-    Mutant(
-        "safetensors-overlap",
-        "src/interop/safetensors/decode.cc",
-        "if (order[i]->begin < order[i - 1]->end) {",
-        "if (false) {",
-        INTEROP,
-    ),
-    Mutant(
-        "pickle-depth",
-        "src/interop/pickle/opcodes.cc",
-        "if (marks_.size() >= max_depth_) {",
-        "if (false) {",
-        INTEROP,
-    ),
-    Mutant(
-        "pickle-frame-beyond-the-end",
-        "src/interop/pickle/opcodes.cc",
-        "return size <= input_.size() - position_ || ",
-        "return true || ",
-        INTEROP,
-    ),
-    Mutant(
-        "olmo-replicas-that-differ",
-        "src/interop/olmo/pieces.cc",
-        "if (left != right) {",
-        "if (false) {",
-        INTEROP,
-    ),
+    *FORMAT_MUTANTS,
 )
