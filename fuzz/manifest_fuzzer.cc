@@ -1,6 +1,6 @@
 // DecodeManifest: manifest.bin, docs/format.md section 6. It is compressed and carries a checksum,
 // where a changed byte says nothing about the decoder behind. So an input with the frame's magic is
-// given the checksum that fits, and any other is taken for the plain part of an index and framed.
+// given the checksum that fits, and any other is taken for the plain part of an frame and framed.
 
 #include <algorithm>
 #include <cstring>
@@ -38,7 +38,7 @@ Bytes Frame(std::string_view plain, std::uint32_t version) {
   return WithChecksum(std::move(frame));
 }
 
-/// Returns the size of the manifest whose index is `frame`, with the hashes that `plain` claims.
+/// Returns the size of the manifest whose frame is `frame`, with the hashes that `plain` claims.
 std::uint64_t ManifestBytes(std::string_view frame, std::string_view plain) {
   constexpr std::uint64_t kMostChunks = 1 << 16;  // More would be a file of more than a megabyte.
   std::uint64_t chunks = 0;
@@ -88,8 +88,8 @@ VARVE_FUZZ_TARGET(manifest) {
   }
   Check(DecodeManifest(Frame(input, 1)));
   const Bytes frame = Frame(input, 4);
-  const auto index = DecodeIndex(frame, ManifestBytes(frame, input));
-  Check(index.ok() ? Result<Metadata>(index->metadata) : index.status());
+  const auto decoded = DecodeFrame(frame, ManifestBytes(frame, input));
+  Check(decoded.ok() ? Result<Metadata>(decoded->metadata) : decoded.status());
 }
 
 }  // namespace varve::manifest_fuzzer

@@ -7,18 +7,20 @@
 #include <utility>
 
 #include "base/checksum.h"
+#include "base/guarded.h"
 #include "catalogue/family.h"
 #include "catalogue/formats.h"
 #include "catalogue/names.h"
 #include "catalogue/own_names.h"
 #include "catalogue/scan.h"
 #include "format/manifest.h"
+#include "format/manifest_frame.h"
 #include "varve/catalogue.h"
 
 namespace varve {
 namespace {
 
-constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{2} << 30;
+constexpr std::uint64_t kMaxFrameBytes = std::uint64_t{2} << 30;
 
 std::string ManifestPath(const std::string& directory) {
   return JoinPath(directory, kManifestName);
@@ -32,21 +34,20 @@ Result<std::unique_ptr<ReadableFile>> OpenManifest(Storage& storage, const std::
   return file;
 }
 
-/// Returns the checksum that the record has of a manifest whose index these bytes are. It is the
-/// index's own from the version on whose record names the index's size.
-std::uint32_t CommittedChecksum(const CommitRecord& record, std::string_view index) {
-  const bool is_whole = record.format_version == 1;
-  return Crc32c(AsByteSpan(index.substr(
-      0, is_whole ? index.size() : index.size() - std::min<std::size_t>(4, index.size()))));
+/// Returns the checksum of a manifest's frame as the record has it: without the frame's own, which
+/// is the same number; in version 1 with it.
+std::uint32_t CommittedChecksum(const CommitRecord& record, std::string_view frame) {
+  const std::size_t own = record.format_version == 1 ? 0 : kManifestCrcBytes;
+  return Crc32c(AsByteSpan(frame.substr(0, frame.size() - std::min(own, frame.size()))));
 }
 
-/// Reads the manifest's index, without the hashes behind it.
-Result<ManifestIndex> ReadManifest(Storage& storage, const std::string& directory,
+/// Reads the manifest's frame, without the hashes behind it.
+Result<ManifestFrame> ReadManifest(Storage& storage, const std::string& directory,
                                    const CommitRecord& record) {
   const std::string path = ManifestPath(directory);
   VARVE_ASSIGN_OR_RETURN(const auto file, OpenManifest(storage, path));
-  std::string bytes(record.index_bytes <= kMaxIndexBytes && file->size() == record.manifest_bytes
-                        ? record.index_bytes
+  std::string bytes(record.frame_bytes <= kMaxFrameBytes && file->size() == record.manifest_bytes
+                        ? record.frame_bytes
                         : 0,
                     '\0');
   VARVE_RETURN_IF_ERROR(file->ReadAt(0, std::as_writable_bytes(std::span(bytes))));
@@ -58,7 +59,7 @@ Result<ManifestIndex> ReadManifest(Storage& storage, const std::string& director
                     "; want " + std::to_string(record.manifest_bytes) + ", " +
                     HexU32(record.manifest_crc32c) + ")" + std::string(kRepairHint));
   }
-  auto decoded = DecodeIndex(bytes, record.manifest_bytes);
+  auto decoded = DecodeFrame(bytes, record.manifest_bytes);
   if (!decoded.ok()) {
     return decoded.status().Annotate(path);
   }
@@ -79,24 +80,23 @@ Result<OpenedIndex> OpenRecord(Storage& storage, const std::string& path, Commit
   if (!record.directory.empty()) {
     opened.directory = JoinPath(opened.directory, record.directory);
   }
-  VARVE_ASSIGN_OR_RETURN(ManifestIndex index, ReadManifest(storage, opened.directory, record));
-  opened.metadata = std::move(index.metadata);
-  opened.hash_bytes = index.hash_bytes;
-  opened.hashes_crc32c = index.hashes_crc32c;
+  VARVE_ASSIGN_OR_RETURN(ManifestFrame frame, ReadManifest(storage, opened.directory, record));
+  opened.metadata = std::move(frame.metadata);
+  opened.hash_bytes = frame.hash_bytes;
+  opened.hashes_crc32c = frame.hashes_crc32c;
   opened.metadata.side_files = record.side_files;
   opened.record = std::move(record);
   return opened;
 }
 
-Status ReadHashes(Storage& storage, OpenedIndex* opened) {
-  if (opened->hash_bytes == 0) {
-    return Status::Ok();
-  }
+namespace {
+
+Status ReadSomeHashes(Storage& storage, OpenedIndex* opened) {
   const std::string path = ManifestPath(opened->directory);
   VARVE_ASSIGN_OR_RETURN(const auto file, OpenManifest(storage, path));
   std::string hashes(opened->hash_bytes, '\0');
   VARVE_RETURN_IF_ERROR(
-      file->ReadAt(opened->record->index_bytes, std::as_writable_bytes(std::span(hashes))));
+      file->ReadAt(opened->record->frame_bytes, std::as_writable_bytes(std::span(hashes))));
   if (const Status added = AddHashes(hashes, opened->hashes_crc32c, &opened->metadata);
       !added.ok()) {
     file->Forget(0, file->size());
@@ -104,6 +104,13 @@ Status ReadHashes(Storage& storage, OpenedIndex* opened) {
   }
   opened->hash_bytes = 0;
   return Status::Ok();
+}
+
+}  // namespace
+
+Status ReadHashes(Storage& storage, OpenedIndex* opened) {
+  return opened->hash_bytes == 0 ? Status::Ok()
+                                 : Guarded([&] { return ReadSomeHashes(storage, opened); });
 }
 
 namespace {

@@ -93,7 +93,7 @@ TEST(OpenIndex, RefusesManifestOfAnotherSaveThatTheRecordFits) {
   const auto other = ReadCommitRecord(storage, "/other");
   ASSERT_TRUE(IsOk(other));
   record->manifest_bytes = other->manifest_bytes;
-  record->index_bytes = other->index_bytes;
+  record->frame_bytes = other->frame_bytes;
   record->manifest_crc32c = other->manifest_crc32c;
   ASSERT_TRUE(IsOk(Rewrite(storage, InPath(kManifestName), *manifest)));
   ASSERT_TRUE(IsOk(Rewrite(storage, InPath(kCommitRecordName), EncodeCommitRecord(*record))));

@@ -18,7 +18,7 @@ struct OpenedIndex {
   std::string directory;  ///< Where the files are.
   Metadata metadata;
   std::optional<CommitRecord> record;  ///< Nothing for a set of rank-local files, and for others'.
-  // Of the chunks' hashes, which the manifest has behind its index, while they are not read.
+  // Of the chunks' hashes, which the manifest has behind its frame, while they are not read.
   std::uint64_t hash_bytes = 0;
   std::uint32_t hashes_crc32c = 0;
   bool displaced = false;

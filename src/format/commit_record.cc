@@ -19,7 +19,7 @@ namespace {
 // The record's own checksum comes last and counts as zeros while it is computed.
 constexpr std::string_view kChecksumField = "\"crc32c\": \"";
 constexpr std::string_view kZeroChecksum = "00000000";
-constexpr std::uint32_t kIndexBytesVersion = 4;  // Of the format: manifests with hashes apart.
+constexpr std::uint32_t kFrameBytesVersion = 4;  // Of the format: manifests with hashes apart.
 constexpr std::size_t kMaxRecordBytes = std::size_t{64} << 10;
 
 Status MalformedRecord(std::string_view what) {
@@ -90,8 +90,8 @@ CommitRecord MakeCommitRecord(const Metadata& metadata, const EncodedManifest& m
           metadata.objects.size(),
           metadata.TotalBytes(),
           manifest.bytes.size(),
-          manifest.index_bytes,
-          manifest.index_crc32c,
+          manifest.frame_bytes,
+          manifest.frame_crc32c,
           "varve " + std::string(Version()),
           metadata.side_files,
           {}};
@@ -106,8 +106,8 @@ Bytes EncodeCommitRecord(const CommitRecord& record) {
   out += ",\n  \"objects\": " + std::to_string(record.object_count);
   out += ",\n  \"total_bytes\": " + std::to_string(record.total_bytes);
   out += ",\n  \"manifest_bytes\": " + std::to_string(record.manifest_bytes);
-  if (record.format_version >= kIndexBytesVersion) {
-    out += ",\n  \"index_bytes\": " + std::to_string(record.index_bytes);
+  if (record.format_version >= kFrameBytesVersion) {
+    out += ",\n  \"frame_bytes\": " + std::to_string(record.frame_bytes);
   }
   out += ",\n  \"manifest_crc32c\": \"" + HexU32(record.manifest_crc32c) + "\"";
   out += ",\n  \"writer\": ";
@@ -166,10 +166,10 @@ Result<CommitRecord> DecodeCommitRecord(std::string_view bytes) {
       object["manifest_crc32c"].get(manifest_crc) || object["writer"].get(writer)) {
     return MalformedRecord("a member is missing or of the wrong type");
   }
-  record.index_bytes = record.manifest_bytes;
-  if (version >= kIndexBytesVersion && (object["index_bytes"].get(record.index_bytes) ||
-                                        record.index_bytes > record.manifest_bytes)) {
-    return MalformedRecord("index_bytes");
+  record.frame_bytes = record.manifest_bytes;
+  if (version >= kFrameBytesVersion && (object["frame_bytes"].get(record.frame_bytes) ||
+                                        record.frame_bytes > record.manifest_bytes)) {
+    return MalformedRecord("frame_bytes");
   }
   if (world_size > std::numeric_limits<std::uint32_t>::max()) {
     return MalformedRecord("a world size of " + std::to_string(world_size));

@@ -15,7 +15,7 @@ using test::IsOk;
 
 CommitRecord Sample() {
   return MakeCommitRecord(test::SampleMetadata(),
-                          {.bytes = "the index, hashes", .index_bytes = 9, .index_crc32c = 0x1234});
+                          {.bytes = "the frame, hashes", .frame_bytes = 9, .frame_crc32c = 0x1234});
 }
 
 TEST(CommitRecord, RoundTrips) {
@@ -36,7 +36,7 @@ TEST(CommitRecord, TellsTheTotalsOfTheMetadata) {
   EXPECT_EQ(record.object_count, 3U);
   EXPECT_EQ(record.total_bytes, metadata.files[0].size + metadata.files[1].size);
   EXPECT_EQ(record.manifest_bytes, 17U);
-  EXPECT_EQ(record.index_bytes, 9U);
+  EXPECT_EQ(record.frame_bytes, 9U);
   EXPECT_EQ(record.manifest_crc32c, 0x1234U);
 }
 
@@ -67,16 +67,16 @@ TEST(CommitRecord, RefusesANewerVersionWithAMessage) {
                         {"format version 5", "use a newer Varve"}));
 }
 
-TEST(CommitRecord, TheFirstVersionNamesNoIndexAndRejectsOneLargerThanItsManifest) {
+TEST(CommitRecord, TheFirstVersionNamesNoFrameAndRejectsOneLargerThanItsManifest) {
   CommitRecord record = Sample();
   record.format_version = 1;
   const Bytes old = EncodeCommitRecord(record);
-  EXPECT_EQ(old.find("index_bytes"), Bytes::npos);
-  EXPECT_EQ(DecodeCommitRecord(old).value().index_bytes, record.manifest_bytes);
+  EXPECT_EQ(old.find("frame_bytes"), Bytes::npos);
+  EXPECT_EQ(DecodeCommitRecord(old).value().frame_bytes, record.manifest_bytes);
   record.format_version = kFormatVersion;
-  record.index_bytes = record.manifest_bytes + 1;
+  record.frame_bytes = record.manifest_bytes + 1;
   EXPECT_TRUE(FailsWith(DecodeCommitRecord(EncodeCommitRecord(record)), StatusCode::kDataLoss,
-                        {"index_bytes"}));
+                        {"frame_bytes"}));
 }
 
 TEST(CommitRecord, KeepsAnyWriterName) {

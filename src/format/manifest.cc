@@ -109,8 +109,8 @@ Status ForHashes(const Metadata& metadata, const Visit& visit) {
   return Status::Ok();
 }
 
-/// Returns the bytes of the index before they are compressed.
-flatbuffers::DetachedBuffer BuildIndex(const Metadata& metadata, std::uint32_t hashes_crc32c) {
+/// Returns the bytes of the frame before they are compressed.
+flatbuffers::DetachedBuffer BuildPlain(const Metadata& metadata, std::uint32_t hashes_crc32c) {
   flatbuffers::FlatBufferBuilder builder;
   std::vector<flatbuffers::Offset<fb::File>> files;
   files.reserve(metadata.files.size());
@@ -184,7 +184,7 @@ Result<EncodedManifest> EncodeManifest(const Metadata& metadata) {
     hash_bytes += hashes.size();
     hashes_crc32c = Crc32cExtend(hashes_crc32c, AsByteSpan(hashes));
   }));
-  const flatbuffers::DetachedBuffer plain = BuildIndex(metadata, hashes_crc32c);
+  const flatbuffers::DetachedBuffer plain = BuildPlain(metadata, hashes_crc32c);
   const std::size_t bound = ZSTD_compressBound(plain.size());
   const auto compressed = std::make_unique_for_overwrite<char[]>(bound);  // Mostly never touched.
   const std::size_t size =
@@ -193,16 +193,16 @@ Result<EncodedManifest> EncodeManifest(const Metadata& metadata) {
     return Internal(std::string("compress manifest: ") + ZSTD_getErrorName(size));
   }
   EncodedManifest made;
-  made.index_bytes = kManifestHeadBytes + size + kManifestCrcBytes;
-  made.bytes.reserve(made.index_bytes + hash_bytes);
+  made.frame_bytes = kManifestHeadBytes + size + kManifestCrcBytes;
+  made.bytes.reserve(made.frame_bytes + hash_bytes);
   ByteWriter writer(&made.bytes);
   writer.Raw(kManifestMagic);
   writer.U32(kFormatVersion);
   writer.U64(size);
   writer.U64(plain.size());
   writer.Raw({compressed.get(), size});
-  made.index_crc32c = Crc32c(AsByteSpan(made.bytes));
-  writer.U32(made.index_crc32c);
+  made.frame_crc32c = Crc32c(AsByteSpan(made.bytes));
+  writer.U32(made.frame_crc32c);
   VARVE_RETURN_IF_ERROR(ForHashes(metadata, [&](std::string_view hashes) { writer.Raw(hashes); }));
   return made;
 }

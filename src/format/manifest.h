@@ -63,35 +63,35 @@ struct ManifestCounts {
 /// to be written.
 Status CheckManifestSize(const ManifestCounts& counts);
 
-/// A manifest file: its index, then the hashes of the chunks, which most readers leave out.
+/// A manifest file: its frame, then the hashes of the chunks, which most readers leave out.
 struct EncodedManifest {
   Bytes bytes;
-  std::uint64_t index_bytes = 0;
-  std::uint32_t index_crc32c = 0;  ///< What the index ends with. The index has the hashes' own.
+  std::uint64_t frame_bytes = 0;
+  std::uint32_t frame_crc32c = 0;  ///< What the frame ends with. The frame has the hashes' own.
 };
 
 /// Encodes a manifest. The same metadata always gives the same bytes (with one zstd library
 /// version). Errors: CheckManifestSize's; Internal for chunks whose hashes were not read.
 Result<EncodedManifest> EncodeManifest(const Metadata& metadata);
 
-/// What the index of a manifest says.
-struct ManifestIndex {
+/// What the frame of a manifest says.
+struct ManifestFrame {
   Metadata metadata;                ///< Chunks have no hashes, but in version 1.
-  std::uint32_t crc32c = 0;         ///< What the index ends with.
-  std::uint64_t hash_bytes = 0;     ///< Of the hashes behind the index; 0 in version 1.
+  std::uint32_t crc32c = 0;         ///< What the frame ends with.
+  std::uint64_t hash_bytes = 0;     ///< Of the hashes behind the frame; 0 in version 1.
   std::uint32_t hashes_crc32c = 0;  ///< Of these bytes.
 };
 
-/// Decodes the index of a manifest file of `manifest_bytes` bytes. Untrusted input. Errors:
+/// Decodes the frame of a manifest file of `manifest_bytes` bytes. Untrusted input. Errors:
 /// DataLoss when damaged, or when the hashes would not fill the rest of the file; Unimplemented for
 /// a newer format version.
-Result<ManifestIndex> DecodeIndex(std::string_view index, std::uint64_t manifest_bytes);
+Result<ManifestFrame> DecodeFrame(std::string_view frame, std::uint64_t manifest_bytes);
 
-/// Gives each chunk its hash, from the bytes of a manifest file behind its index. Untrusted input.
+/// Gives each chunk its hash, from the bytes of a manifest file behind its frame. Untrusted input.
 /// Errors: DataLoss when the bytes do not have the checksum.
 Status AddHashes(std::string_view hashes, std::uint32_t crc32c, Metadata* metadata);
 
-/// Decodes a whole manifest file, with the hashes. Errors: DecodeIndex's, AddHashes'.
+/// Decodes a whole manifest file, with the hashes. Errors: DecodeFrame's, AddHashes'.
 Result<Metadata> DecodeManifest(std::string_view bytes);
 
 }  // namespace varve

@@ -305,7 +305,7 @@ class Decoder {
   std::uint64_t common_end_ = ~std::uint64_t{0};
 };
 
-/// Checks the frame around an index, and returns what it holds.
+/// Checks a frame, and returns what it holds.
 struct Plain {
   std::unique_ptr<std::uint64_t[]> words;  // FlatBuffers reads 8-byte fields and wants alignment.
   std::uint64_t bytes = 0;
@@ -368,8 +368,8 @@ void SetHashes(std::string_view hashes, ChunkList* chunks) {
 
 }  // namespace
 
-Result<ManifestIndex> DecodeIndex(std::string_view index, std::uint64_t manifest_bytes) {
-  VARVE_ASSIGN_OR_RETURN(const Plain plain, OpenFrame(index));
+Result<ManifestFrame> DecodeFrame(std::string_view frame, std::uint64_t manifest_bytes) {
+  VARVE_ASSIGN_OR_RETURN(const Plain plain, OpenFrame(frame));
   const auto* data = reinterpret_cast<const std::uint8_t*>(plain.words.get());
   flatbuffers::Verifier verifier(data, plain.bytes);
   if (!fb::VerifyManifestBuffer(verifier)) {
@@ -385,11 +385,11 @@ Result<ManifestIndex> DecodeIndex(std::string_view index, std::uint64_t manifest
       chunks += layout->chunk_count();
     }
   }
-  if (manifest_bytes != index.size() + chunks * kHashBytes) {
+  if (manifest_bytes != frame.size() + chunks * kHashBytes) {
     return MalformedManifest("it has " + std::to_string(manifest_bytes) + " bytes, want " +
-                             std::to_string(index.size() + chunks * kHashBytes));
+                             std::to_string(frame.size() + chunks * kHashBytes));
   }
-  ManifestIndex decoded{.crc32c = plain.crc32c, .hashes_crc32c = manifest.hashes_crc32c()};
+  ManifestFrame decoded{.crc32c = plain.crc32c, .hashes_crc32c = manifest.hashes_crc32c()};
   decoded.hash_bytes = chunks * kHashBytes;
   VARVE_ASSIGN_OR_RETURN(decoded.metadata, Decoder(manifest, plain.version).Decode());
   return decoded;
@@ -419,22 +419,22 @@ Status AddHashes(std::string_view hashes, std::uint32_t crc32c, Metadata* metada
 }
 
 Result<Metadata> DecodeManifest(std::string_view bytes) {
-  std::uint64_t index_bytes = bytes.size();
+  std::uint64_t frame_bytes = bytes.size();
   if (bytes.size() >= kManifestHeadBytes) {
     ByteReader head(bytes.substr(kManifestMagic.size()));
     const bool has_hashes = head.U32() != kChunkRecordVersion;
     const std::uint64_t compressed = head.U64();
     if (has_hashes && compressed < bytes.size() - kManifestHeadBytes) {
-      index_bytes = std::min(kManifestHeadBytes + compressed + kManifestCrcBytes, index_bytes);
+      frame_bytes = std::min(kManifestHeadBytes + compressed + kManifestCrcBytes, frame_bytes);
     }
   }
-  VARVE_ASSIGN_OR_RETURN(ManifestIndex index,
-                         DecodeIndex(bytes.substr(0, index_bytes), bytes.size()));
-  if (index.hash_bytes > 0) {
+  VARVE_ASSIGN_OR_RETURN(ManifestFrame frame,
+                         DecodeFrame(bytes.substr(0, frame_bytes), bytes.size()));
+  if (frame.hash_bytes > 0) {
     VARVE_RETURN_IF_ERROR(
-        AddHashes(bytes.substr(index_bytes), index.hashes_crc32c, &index.metadata));
+        AddHashes(bytes.substr(frame_bytes), frame.hashes_crc32c, &frame.metadata));
   }
-  return std::move(index.metadata);
+  return std::move(frame.metadata);
 }
 
 }  // namespace varve

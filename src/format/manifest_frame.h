@@ -1,4 +1,4 @@
-/// The frame around the index of a manifest: docs/format.md, section 6.
+/// The frame of a manifest: docs/format.md, section 6.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,6 @@ inline constexpr std::string_view kManifestMagic = "VARVEMF\n";
 inline constexpr std::size_t kManifestHeadBytes = 8 + 4 + 8 + 8;
 inline constexpr std::size_t kManifestCrcBytes = 4;
 inline constexpr std::uint64_t kMaxPlainBytes = (std::uint64_t{1} << 31) - 1;  ///< FlatBuffers'.
-inline constexpr std::uint64_t kHashBytes = 16;  ///< Of each chunk, behind the index.
+inline constexpr std::uint64_t kHashBytes = 16;  ///< Of each chunk, behind the frame.
 
 }  // namespace varve

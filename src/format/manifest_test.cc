@@ -106,13 +106,13 @@ TEST(Manifest, DoesNotBelieveAFrameThatClaimsGigabytes) {
   constexpr std::size_t kPlainSizeAt = 20;  // docs/format.md section 6
   const auto encoded = EncodeManifest(SampleMetadata());
   ASSERT_TRUE(IsOk(encoded));
-  Bytes bytes = encoded->bytes.substr(0, encoded->index_bytes - 4);
+  Bytes bytes = encoded->bytes.substr(0, encoded->frame_bytes - 4);
   Bytes claim;
   ByteWriter(&claim).U64((std::uint64_t{1} << 31) - 1);
   bytes.replace(kPlainSizeAt, claim.size(), claim);
   ByteWriter(&bytes).U32(Crc32c(AsByteSpan(bytes)));
   EXPECT_TRUE(
-      FailsWith(DecodeIndex(bytes, encoded->bytes.size()), StatusCode::kDataLoss, {"frame sizes"}));
+      FailsWith(DecodeFrame(bytes, encoded->bytes.size()), StatusCode::kDataLoss, {"frame sizes"}));
 }
 
 TEST(Manifest, RejectsMetadataThatContradictsItself) {
@@ -196,8 +196,8 @@ TEST(Manifest, NeverReturnsMetadataThatLiesWhateverTheBytes) {
       for (const int byte : {0, 1, 0x7F, 0x80, 0xFF, static_cast<int>(random.Below(256))}) {
         Bytes plain = good;
         plain[at] = static_cast<char>(byte);
-        const Bytes index = test::SealManifest(plain, version);
-        const auto decoded = DecodeIndex(index, index.size() + hashes);
+        const Bytes frame = test::SealManifest(plain, version);
+        const auto decoded = DecodeFrame(frame, frame.size() + hashes);
         if (!decoded.ok()) {
           ASSERT_TRUE(FailsWith(decoded, StatusCode::kDataLoss));
           continue;
@@ -212,19 +212,19 @@ TEST(Manifest, NeverReturnsMetadataThatLiesWhateverTheBytes) {
 
 // ---- hashes ----
 
-TEST(Manifest, AnIndexHasNoHashesUntilTheyAreAdded) {
+TEST(Manifest, AFrameHasNoHashesUntilTheyAreAdded) {
   for (const Metadata& metadata : {SampleMetadata(), WithGrids(SampleMetadata())}) {
     const auto encoded = EncodeManifest(metadata);
     ASSERT_TRUE(IsOk(encoded));
     const std::string_view bytes = encoded->bytes;
-    auto index = DecodeIndex(bytes.substr(0, encoded->index_bytes), bytes.size());
-    ASSERT_TRUE(IsOk(index));
-    EXPECT_EQ(index->crc32c, encoded->index_crc32c);
-    EXPECT_EQ(index->hash_bytes, bytes.size() - encoded->index_bytes);
-    EXPECT_EQ(index->metadata.tensors[0].chunks.front().content, Hash128());
+    auto frame = DecodeFrame(bytes.substr(0, encoded->frame_bytes), bytes.size());
+    ASSERT_TRUE(IsOk(frame));
+    EXPECT_EQ(frame->crc32c, encoded->frame_crc32c);
+    EXPECT_EQ(frame->hash_bytes, bytes.size() - encoded->frame_bytes);
+    EXPECT_EQ(frame->metadata.tensors[0].chunks.front().content, Hash128());
     ASSERT_TRUE(IsOk(
-        AddHashes(bytes.substr(encoded->index_bytes), index->hashes_crc32c, &index->metadata)));
-    EXPECT_EQ(index->metadata, metadata);
+        AddHashes(bytes.substr(encoded->frame_bytes), frame->hashes_crc32c, &frame->metadata)));
+    EXPECT_EQ(frame->metadata, metadata);
   }
 }
 
@@ -232,27 +232,27 @@ TEST(Manifest, IsNotWrittenWithoutItsHashes) {
   for (const Metadata& metadata : {SampleMetadata(), WithGrids(Metadata(SampleMetadata()))}) {
     const auto encoded = EncodeManifest(metadata);
     ASSERT_TRUE(IsOk(encoded));
-    const auto index =
-        DecodeIndex(encoded->bytes.substr(0, encoded->index_bytes), encoded->bytes.size());
-    ASSERT_TRUE(IsOk(index));
-    EXPECT_TRUE(FailsWith(EncodeManifest(index->metadata), StatusCode::kInternal, {"hashes"}));
+    const auto frame =
+        DecodeFrame(encoded->bytes.substr(0, encoded->frame_bytes), encoded->bytes.size());
+    ASSERT_TRUE(IsOk(frame));
+    EXPECT_TRUE(FailsWith(EncodeManifest(frame->metadata), StatusCode::kInternal, {"hashes"}));
   }
 }
 
-TEST(Manifest, NoticesHashesThatAreNotTheIndexs) {
+TEST(Manifest, NoticesHashesThatAreNotTheFrames) {
   const auto encoded = EncodeManifest(WithGrids(SampleMetadata()));
   ASSERT_TRUE(IsOk(encoded));
-  const auto index =
-      DecodeIndex(encoded->bytes.substr(0, encoded->index_bytes), encoded->bytes.size());
-  ASSERT_TRUE(IsOk(index));
-  Bytes hashes = encoded->bytes.substr(encoded->index_bytes);
+  const auto frame =
+      DecodeFrame(encoded->bytes.substr(0, encoded->frame_bytes), encoded->bytes.size());
+  ASSERT_TRUE(IsOk(frame));
+  Bytes hashes = encoded->bytes.substr(encoded->frame_bytes);
   hashes[7] = static_cast<char>(hashes[7] ^ 1);
-  Metadata metadata = index->metadata;
-  EXPECT_TRUE(FailsWith(AddHashes(hashes, index->hashes_crc32c, &metadata), StatusCode::kDataLoss,
+  Metadata metadata = frame->metadata;
+  EXPECT_TRUE(FailsWith(AddHashes(hashes, frame->hashes_crc32c, &metadata), StatusCode::kDataLoss,
                         {"hashes"}));
-  EXPECT_EQ(metadata, index->metadata) << "nothing of them is taken";
+  EXPECT_EQ(metadata, frame->metadata) << "nothing of them is taken";
   EXPECT_TRUE(FailsWith(
-      DecodeIndex(encoded->bytes.substr(0, encoded->index_bytes), encoded->bytes.size() - 16),
+      DecodeFrame(encoded->bytes.substr(0, encoded->frame_bytes), encoded->bytes.size() - 16),
       StatusCode::kDataLoss));
 }
 
@@ -279,8 +279,8 @@ TEST(Manifest, AMillionChunksOfEqualShardsTakeFewBytesButTheirHashes) {
   }
   const auto encoded = EncodeManifest(metadata);
   ASSERT_TRUE(IsOk(encoded));
-  EXPECT_EQ(encoded->bytes.size() - encoded->index_bytes, 1024U * 1000U * 16U);
-  EXPECT_LT(encoded->index_bytes, 64U << 10U);
+  EXPECT_EQ(encoded->bytes.size() - encoded->frame_bytes, 1024U * 1000U * 16U);
+  EXPECT_LT(encoded->frame_bytes, 64U << 10U);
   EXPECT_EQ(DecodeManifest(encoded->bytes).value(), metadata);
 }
 

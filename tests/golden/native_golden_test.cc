@@ -1,11 +1,12 @@
 // Checkpoints of each format version, kept as they were written. Every later version of Varve must
 // read them; the version that wrote them must still write the same bytes.
 //
-// native-v1/ a committed checkpoint of two ranks native-v1-rank-local/ the same, saved
-// uncoordinated: data files only, replicas on both ranks native-v2/ native-v1 with aliases: second
-// names of a sharded and of a whole tensor native-v3/ native-v1 with variants: rank 1 held other
-// values of a shard, of a whole tensor and of a plain value native-v4/ native-v3 with a manifest of
-// version 4
+//   native-v1/             a committed checkpoint of two ranks
+//   native-v1-rank-local/  the same, saved uncoordinated: data files only, replicas on both ranks
+//   native-v2/             native-v1 with aliases: second names of a sharded and of a whole tensor
+//   native-v3/             native-v1 with variants: rank 1 held other values of a shard, of a whole
+//                          tensor and of a plain value
+//   native-v4/             native-v3 with a manifest of version 4; the others have version 1
 //
 // They hold every element type, sharded, empty and 0-d tensors, names that need escaping, values of
 // every kind and a structure. To write them anew, after a change of the format that bumps its
@@ -241,8 +242,8 @@ Metadata Merged(const Golden& golden) {
 CommitRecord RecordFor(const Golden& golden, std::string_view manifest) {
   EncodedManifest stored{Bytes(manifest), manifest.size(), Crc32c(AsByteSpan(manifest))};
   if (golden.manifest_version > 1) {
-    stored.index_bytes = 28 + ByteReader(manifest.substr(12)).U64() + 4;
-    stored.index_crc32c = Crc32c(AsByteSpan(manifest.substr(0, stored.index_bytes - 4)));
+    stored.frame_bytes = 28 + ByteReader(manifest.substr(12)).U64() + 4;
+    stored.frame_crc32c = Crc32c(AsByteSpan(manifest.substr(0, stored.frame_bytes - 4)));
   }
   CommitRecord record = MakeCommitRecord(Merged(golden), stored);
   record.format_version = golden.manifest_version;

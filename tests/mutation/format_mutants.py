@@ -16,14 +16,14 @@ FORMAT_MUTANTS = (
         "manifest-chunk-outside-its-file",
         "src/format/manifest_decode.cc",
         "return run.begin >= common_begin_ && run.begin <= common_end_ &&",
-        "return true || run.begin <= common_end_ &&",
+        "return run.begin <= common_end_ &&",
         MANIFEST,
     ),
     Mutant(
         "manifest-run-of-files-that-are-not-there",
         "src/format/manifest_decode.cc",
         "if (run.file() >= out_.files.size() || last < 0 ||",
-        "if (run.file() >= out_.files.size() || false &&",
+        "if (run.file() >= out_.files.size() ||",
         MANIFEST,
     ),
     Mutant(
@@ -50,8 +50,8 @@ FORMAT_MUTANTS = (
     Mutant(
         "manifest-of-another-size-than-its-record-says",
         "src/catalogue/open.cc",
-        "record.index_bytes <= kMaxIndexBytes && file->size() == record.manifest_bytes",
-        "record.index_bytes <= kMaxIndexBytes",
+        "record.frame_bytes <= kMaxFrameBytes && file->size() == record.manifest_bytes",
+        "record.frame_bytes <= kMaxFrameBytes",
         MANIFEST,
     ),
     Mutant(

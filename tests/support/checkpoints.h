@@ -39,9 +39,9 @@ Metadata SampleMetadata();
 /// Returns `bytes` with the header's own checksum made right again.
 Bytes ResealHeader(Bytes bytes);
 
-/// Returns the index of a manifest whose plain content is `plain`, framed with right checksums.
+/// Returns the frame of a manifest whose plain content is `plain`, framed with right checksums.
 Bytes SealManifest(std::string_view plain, std::uint32_t version);
-/// Returns the plain content of a manifest's index.
+/// Returns the plain content of a manifest's frame.
 Bytes PlainOfManifest(std::string_view manifest);
 
 }  // namespace varve::test
