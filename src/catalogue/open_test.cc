@@ -63,6 +63,18 @@ TEST(OpenIndex, NamesRepairWhereTheCommitRecordIsDamagedOrMissing) {
       << "the data files say that they were saved together";
 }
 
+TEST(OpenIndex, RefusesAManifestOfAnotherSizeThoughItsFrameIsWhole) {
+  for (const int change : {1, -1}) {
+    MemoryStorage storage;
+    ASSERT_TRUE(IsOk(SaveOne(storage, kPath)));
+    auto manifest = ReadWholeFile(storage, InPath(kManifestName), 1U << 20U);
+    ASSERT_TRUE(IsOk(manifest));
+    manifest->resize(manifest->size() + static_cast<std::size_t>(change));
+    ASSERT_TRUE(IsOk(Rewrite(storage, InPath(kManifestName), *manifest)));
+    EXPECT_TRUE(FailsWith(Open(storage), kDataLoss, {"manifest.bin: not the manifest"}));
+  }
+}
+
 TEST(OpenIndex, ReadsNoHashesAndVerifyNoticesWhereTheyAreDamaged) {
   MemoryStorage storage;
   ASSERT_TRUE(IsOk(SaveOne(storage, kPath)));
