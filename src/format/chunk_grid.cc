@@ -10,9 +10,6 @@
 namespace varve {
 namespace {
 
-// Fewer chunks are kept as they are: that takes less than a grid does.
-constexpr std::size_t kFewChunks = 4;
-
 bool IsPlainAndPacked(const Chunk& chunk, std::uint64_t item_bytes) {
   return chunk.extent.encoding == Encoding::kPlain && chunk.strides.empty() && !chunk.conj &&
          !chunk.neg && chunk.payload == 0 &&

@@ -54,6 +54,9 @@ class Cells {
   std::uint64_t count_ = 1;
 };
 
+/// A list of fewer chunks keeps them: that takes less than a grid does.
+inline constexpr std::size_t kFewChunks = 4;
+
 /// Chunks whose boxes are the first cells, all of them in a whole list. Each is plain and packed.
 struct ChunkGrid {
   Cells cells;

@@ -224,6 +224,7 @@ class Decoder {
       return DataLoss("runs out of range");
     }
     std::uint64_t before = 0;
+    runs->clear();
     runs->reserve(record.run_count());
     for (std::uint64_t i = 0; i < record.run_count(); ++i) {
       const auto& run = *all.Get(static_cast<std::uint32_t>(record.runs_begin() + i));
@@ -258,29 +259,40 @@ class Decoder {
     if (!cells || cells->count() != record.chunk_count()) {
       return DataLoss("a grid of other cells than it has chunks");
     }
-    auto grid = std::make_shared<ChunkGrid>(*std::move(cells), ItemSize(tensor->dtype));
-    VARVE_RETURN_IF_ERROR(ReadRuns(record, &grid->runs));
+    ChunkGrid grid{*std::move(cells), ItemSize(tensor->dtype), std::move(runs_)};
+    VARVE_RETURN_IF_ERROR(ReadRuns(record, &grid.runs));
     // Where the largest cell fits into the smallest file, each cell fits into its own.
-    const std::uint64_t cell_bytes = Volume(cell) * grid->item_bytes;
-    const bool fit = std::all_of(grid->runs.begin(), grid->runs.end(), [&](const ChunkRun& run) {
+    const std::uint64_t cell_bytes = Volume(cell) * grid.item_bytes;
+    const bool fit = std::all_of(grid.runs.begin(), grid.runs.end(), [&](const ChunkRun& run) {
       return run.begin >= common_begin_ && run.begin <= common_end_ &&
              cell_bytes <= common_end_ - run.begin;
     });
-    for (std::size_t i = 0; !fit && i < grid->size(); ++i) {
-      VARVE_RETURN_IF_ERROR(CheckInFile(grid->At(i).extent));
+    for (std::size_t i = 0; !fit && i < grid.size(); ++i) {
+      VARVE_RETURN_IF_ERROR(CheckInFile(grid.At(i).extent));
     }
-    tensor->chunks = ChunkList(std::shared_ptr<const ChunkGrid>(std::move(grid)));
+    if (grid.size() >= kFewChunks) {
+      tensor->chunks = ChunkList(std::make_shared<const ChunkGrid>(std::move(grid)));
+      return Status::Ok();
+    }
+    std::vector<Chunk>& chunks = tensor->chunks.Listed();
+    chunks.reserve(grid.size());
+    for (std::size_t i = 0; i < grid.size(); ++i) {
+      chunks.push_back(grid.At(i));
+    }
+    runs_ = std::move(grid.runs);
     return Status::Ok();
   }
 
   Status AddBoxes(const fb::LayoutRecord& record, TensorMetadata* tensor) {
-    std::vector<ChunkRun> runs;
-    VARVE_RETURN_IF_ERROR(ReadRuns(record, &runs));
     const std::uint64_t rank = record.rank();
+    if (rank == 0 && record.chunk_count() > 1) {
+      return DataLoss("several chunks of one element");
+    }
+    VARVE_RETURN_IF_ERROR(ReadRuns(record, &runs_));
     const std::uint64_t item_bytes = ItemSize(tensor->dtype);
     std::vector<Chunk> chunks;
     std::uint64_t dims = record.boxes_begin();
-    for (const ChunkRun& run : runs) {
+    for (const ChunkRun& run : runs_) {
       for (std::int64_t file = run.file; chunks.size() < run.end; file += run.step) {
         Chunk chunk;
         VARVE_RETURN_IF_ERROR(ReadDims(dims, rank, &chunk.box.offsets));
@@ -300,6 +312,7 @@ class Decoder {
   const fb::Manifest& in_;
   const std::uint32_t version_;
   Metadata out_;
+  std::vector<ChunkRun> runs_;  // Of the tensor that is being read; kept for its memory.
   // Bytes that are data of each file.
   std::uint64_t common_begin_ = 0;
   std::uint64_t common_end_ = ~std::uint64_t{0};
