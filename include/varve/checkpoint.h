@@ -158,7 +158,8 @@ class CheckpointReader {
   [[nodiscard]] std::uint32_t format_version() const;
   /// Returns what the index says. The chunks of native checkpoints have no hashes in it.
   [[nodiscard]] const Metadata& metadata() const;
-  /// Returns the same with the hashes, which it reads. Errors: DataLoss; Unavailable.
+  /// Returns the same with the hashes, which it reads. Errors: DataLoss;
+  /// FailedPrecondition when another save has replaced it; OutOfSpace; Unavailable.
   [[nodiscard]] Result<Metadata> MetadataWithHashes() const;
   /// Returns the checkpoint's directory; differs from the given path for a displaced checkpoint.
   [[nodiscard]] const std::string& directory() const;

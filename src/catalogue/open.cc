@@ -46,18 +46,19 @@ Result<ManifestFrame> ReadManifest(Storage& storage, const std::string& director
                                    const CommitRecord& record) {
   const std::string path = ManifestPath(directory);
   VARVE_ASSIGN_OR_RETURN(const auto file, OpenManifest(storage, path));
-  std::string bytes(record.frame_bytes <= kMaxFrameBytes && file->size() == record.manifest_bytes
-                        ? record.frame_bytes
-                        : 0,
-                    '\0');
+  const auto other = [&](const std::string& found, const std::string& want) {
+    file->Forget(0, file->size());  // The next load fetches it anew.
+    return DataLoss(path + ": not the manifest that varve.json commits to (" + found + "; want " +
+                    want + ")" + std::string(kRepairHint));
+  };
+  if (file->size() != record.manifest_bytes || record.frame_bytes > kMaxFrameBytes) {
+    return other(std::to_string(file->size()) + " bytes", std::to_string(record.manifest_bytes));
+  }
+  std::string bytes(record.frame_bytes, '\0');
   VARVE_RETURN_IF_ERROR(file->ReadAt(0, std::as_writable_bytes(std::span(bytes))));
   if (const std::uint32_t checksum = CommittedChecksum(record, bytes);
-      bytes.empty() || checksum != record.manifest_crc32c) {
-    file->Forget(0, file->size());  // The next load fetches it anew.
-    return DataLoss(path + ": not the manifest that varve.json commits to (" +
-                    std::to_string(file->size()) + " bytes, checksum " + HexU32(checksum) +
-                    "; want " + std::to_string(record.manifest_bytes) + ", " +
-                    HexU32(record.manifest_crc32c) + ")" + std::string(kRepairHint));
+      checksum != record.manifest_crc32c) {
+    return other("checksum " + HexU32(checksum), HexU32(record.manifest_crc32c));
   }
   auto decoded = DecodeFrame(bytes, record.manifest_bytes);
   if (!decoded.ok()) {
@@ -80,7 +81,8 @@ Result<OpenedIndex> OpenRecord(Storage& storage, const std::string& path, Commit
   if (!record.directory.empty()) {
     opened.directory = JoinPath(opened.directory, record.directory);
   }
-  VARVE_ASSIGN_OR_RETURN(ManifestFrame frame, ReadManifest(storage, opened.directory, record));
+  VARVE_ASSIGN_OR_RETURN(ManifestFrame frame,
+                         Guarded([&] { return ReadManifest(storage, opened.directory, record); }));
   opened.metadata = std::move(frame.metadata);
   opened.hash_bytes = frame.hash_bytes;
   opened.hashes_crc32c = frame.hashes_crc32c;
@@ -100,7 +102,11 @@ Status ReadSomeHashes(Storage& storage, OpenedIndex* opened) {
   if (const Status added = AddHashes(hashes, opened->hashes_crc32c, &opened->metadata);
       !added.ok()) {
     file->Forget(0, file->size());
-    return Status(added).Annotate(path);
+    return WasReplaced(storage, *opened)
+               ? FailedPrecondition(path +
+                                    " was overwritten by another save, or removed, while it "
+                                    "was being read")
+               : DataLoss(path + ": " + added.message() + std::string(kRepairHint));
   }
   opened->hash_bytes = 0;
   return Status::Ok();

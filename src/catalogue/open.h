@@ -33,7 +33,7 @@ bool WasReplaced(Storage& storage, const OpenedIndex& index);
 Result<OpenedIndex> OpenRecord(Storage& storage, const std::string& path, CommitRecord record);
 
 /// Reads the hashes of chunks, which an index is opened without. Errors: DataLoss where they are
-/// damaged.
+/// damaged; FailedPrecondition where another save has replaced them; OutOfSpace; Unavailable.
 Status ReadHashes(Storage& storage, OpenedIndex* opened);
 
 inline constexpr std::string_view kRepairHint = "; `varve repair` rebuilds it from the data files";

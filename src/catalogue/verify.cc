@@ -33,7 +33,7 @@ class Verifier {
     std::vector<CheckedHeader> headers;
     const Status hashes = ReadHashes(storage_, &opened_);
     if (!hashes.ok()) {
-      Add(std::string(kManifestName), 0, 0, {}, hashes.message() + std::string(kRepairHint));
+      Add(std::string(kManifestName), 0, 0, {}, hashes.message());
     }
     bool all_readable = hashes.ok();
     for (std::uint32_t i = 0; i < opened_.metadata.files.size(); ++i) {

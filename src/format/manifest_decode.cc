@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <string>
@@ -223,6 +224,9 @@ class Decoder {
     if (record.runs_begin() > all.size() || record.run_count() > all.size() - record.runs_begin()) {
       return DataLoss("runs out of range");
     }
+    if (record.chunk_count() > std::numeric_limits<std::uint32_t>::max()) {
+      return DataLoss("more chunks than are numbered");  // Below, no product can overflow.
+    }
     std::uint64_t before = 0;
     runs->clear();
     runs->reserve(record.run_count());
@@ -267,8 +271,15 @@ class Decoder {
       return run.begin >= common_begin_ && run.begin <= common_end_ &&
              cell_bytes <= common_end_ - run.begin;
     });
-    for (std::size_t i = 0; !fit && i < grid.size(); ++i) {
-      VARVE_RETURN_IF_ERROR(CheckInFile(grid.At(i).extent));
+    std::size_t number = 0;
+    for (const ChunkRun& run : grid.runs) {
+      for (std::int64_t file = run.file; !fit && number < run.end; ++number, file += run.step) {
+        const DataFile& data = out_.files[static_cast<std::size_t>(file)];
+        if (run.begin < data.data_begin || run.begin > data.size ||
+            cell_bytes > data.size - run.begin) {  // The cell may be cut off.
+          VARVE_RETURN_IF_ERROR(CheckInFile(grid.At(number).extent));
+        }
+      }
     }
     if (grid.size() >= kFewChunks) {
       tensor->chunks = ChunkList(std::make_shared<const ChunkGrid>(std::move(grid)));
@@ -285,8 +296,10 @@ class Decoder {
 
   Status AddBoxes(const fb::LayoutRecord& record, TensorMetadata* tensor) {
     const std::uint64_t rank = record.rank();
-    if (rank == 0 && record.chunk_count() > 1) {
-      return DataLoss("several chunks of one element");
+    const std::uint64_t dims_left =
+        in_.dims()->size() - std::min<std::uint64_t>(record.boxes_begin(), in_.dims()->size());
+    if (rank == 0 ? record.chunk_count() > 1 : record.chunk_count() > dims_left / rank / 2) {
+      return DataLoss("more chunks than boxes");
     }
     VARVE_RETURN_IF_ERROR(ReadRuns(record, &runs_));
     const std::uint64_t item_bytes = ItemSize(tensor->dtype);

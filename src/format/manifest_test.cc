@@ -1,13 +1,17 @@
 #include "format/manifest.h"
 
+#include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "base/bytes.h"
 #include "base/checksum.h"
 #include "format/chunk_grid.h"
+#include "format/manifest_generated.h"
 #include "support/checkpoints.h"
 #include "support/random.h"
 #include "support/status_matchers.h"
@@ -207,6 +211,36 @@ TEST(Manifest, NeverReturnsMetadataThatLiesWhateverTheBytes) {
       }
     }
     EXPECT_GT(read, 0U);
+  }
+}
+
+// Found by a reader: the number of the last file overflowed, and files far away were read.
+TEST(Manifest, RefusesMoreChunksThanBoxesOrNumbers) {
+  const Bytes good = test::PlainOfManifest(Encode(WithGrids(SampleMetadata())));
+  for (const bool is_grid : {false, true}) {
+    for (const std::uint64_t chunks : {std::uint64_t{3}, (std::uint64_t{1} << 33) + 1}) {
+      std::vector<std::uint64_t> words(good.size() / 8 + 1);
+      std::memcpy(words.data(), good.data(), good.size());
+      const fb::Manifest& manifest = *fb::GetManifest(words.data());
+      const auto at = manifest.layouts()->size() - 1;  // Of the grid, of six chunks in two runs.
+      const fb::LayoutRecord was = *manifest.layouts()->Get(at);
+      *const_cast<fb::LayoutRecord*>(manifest.layouts()->Get(at)) =
+          fb::LayoutRecord(was.dims_begin(), manifest.dims()->size() - 4, chunks, was.runs_begin(),
+                           1, was.rank(), was.dtype(), is_grid);
+      const fb::RunRecord run = *manifest.runs()->Get(static_cast<std::uint32_t>(was.runs_begin()));
+      *const_cast<fb::RunRecord*>(
+          manifest.runs()->Get(static_cast<std::uint32_t>(was.runs_begin()))) =
+          fb::RunRecord(chunks, run.begin(), 0, std::numeric_limits<std::int32_t>::min());
+      const Bytes frame = test::SealManifest(
+          std::string_view(reinterpret_cast<const char*>(words.data()), good.size()), 4);
+      std::uint64_t all = 0;
+      for (const fb::LayoutRecord* layout : *manifest.layouts()) {
+        all += layout->chunk_count();
+      }
+      EXPECT_TRUE(FailsWith(DecodeFrame(frame, frame.size() + 16 * all), StatusCode::kDataLoss,
+                            {"malformed manifest: tensor \"~grid\""}))
+          << is_grid << ", " << chunks;
+    }
   }
 }
 

@@ -119,6 +119,16 @@ Result<Box> BoxOf(const TensorMetadata& entry, const VariantName& parsed,
   return fits ? Result<Box>(box) : Unfounded(entry.fqn, "cuts a chunk of its tensor");
 }
 
+/// Returns the one name that a variant of a box of tensor `of` has.
+VariantName NameOf(std::string fqn, std::vector<RankRange> ranks, const Box& box,
+                   const TensorMetadata& of) {
+  VariantName name{std::move(fqn), std::move(ranks), std::nullopt};
+  if (!(box == WholeBox(of.shape))) {
+    name.offsets = box.offsets;
+  }
+  return name;
+}
+
 /// Moves the offsets of a box by those of `origin`.
 Box Moved(Box box, const Dims& origin, bool forth) {
   for (std::size_t d = 0; d < box.offsets.size(); ++d) {
@@ -219,6 +229,10 @@ Status SeparateVariants(Metadata* metadata) {
     VARVE_ASSIGN_OR_RETURN(VariantName parsed, ParseVariantName(entry.fqn));
     VARVE_RETURN_IF_ERROR(CheckRanks(entry.fqn, parsed, metadata->world_size));
     VARVE_ASSIGN_OR_RETURN(Box box, BoxOf(entry, parsed, metadata->FindTensor(parsed.fqn)));
+    if (ToString(NameOf(parsed.fqn, parsed.ranks, box, *metadata->FindTensor(parsed.fqn))) !=
+        entry.fqn) {
+      return Unfounded(entry.fqn, "is not written as a variant's name is");
+    }
     std::vector<Chunk>& chunks = entry.chunks.Listed();
     for (Chunk& chunk : chunks) {
       chunk.box = Moved(std::move(chunk.box), box.offsets, true);
@@ -229,7 +243,8 @@ Status SeparateVariants(Metadata* metadata) {
   for (const ObjectMetadata& entry : TakeVariants(&metadata->objects)) {
     VARVE_ASSIGN_OR_RETURN(VariantName parsed, ParseVariantName(entry.fqn));
     VARVE_RETURN_IF_ERROR(CheckRanks(entry.fqn, parsed, metadata->world_size));
-    if (parsed.offsets || metadata->FindObject(parsed.fqn) == nullptr) {
+    if (parsed.offsets || metadata->FindObject(parsed.fqn) == nullptr ||
+        ToString(parsed) != entry.fqn) {
       return Unfounded(entry.fqn, "has no value beside it");
     }
     metadata->object_variants.push_back(
@@ -251,10 +266,7 @@ Metadata WithVariantsAsEntries(const Metadata& metadata) {
   Metadata all = metadata;
   for (TensorVariant& variant : std::exchange(all.tensor_variants, {})) {
     const TensorMetadata& of = *metadata.FindTensor(variant.fqn);
-    VariantName name{variant.fqn, std::move(variant.ranks), std::nullopt};
-    if (!(variant.box == WholeBox(of.shape))) {
-      name.offsets = variant.box.offsets;
-    }
+    const VariantName name = NameOf(variant.fqn, std::move(variant.ranks), variant.box, of);
     for (Chunk& chunk : variant.chunks) {
       chunk.box = Moved(std::move(chunk.box), variant.box.offsets, false);
     }

@@ -185,6 +185,9 @@ TEST(Variants, MustFitWhatTheyAreVariantsOf) {
   EXPECT_TRUE(FailsWith(with("__varve__.ranks.3@[6, 0].w", 4), kLoss, {"no part"}));
   EXPECT_TRUE(FailsWith(with("__varve__.ranks.3@[4].w", 4), kLoss, {"no part"}));
   EXPECT_TRUE(FailsWith(with("__varve__.ranks.3@[3, 0].w", 4), kLoss, {"cuts a chunk"}));
+  for (const char* name : {"__varve__.ranks.03.w", "__varve__.ranks.3@[0, 0].w"}) {
+    EXPECT_TRUE(FailsWith(with(name, 8), kLoss, {"not written as a variant's name is"})) << name;
+  }
   EXPECT_TRUE(FailsWith(with("__varve__.ranks.4.w", 8), kLoss, {"outside of the world"}));
 }
 

@@ -150,18 +150,21 @@ Status CompareValues(CheckpointReader& reader, const std::vector<const Placed*>&
   return Status::Ok();
 }
 
-/// Checks targets whose spans overlap, one after the other.
+/// Checks targets whose spans overlap, one after the other. Puts the metadata with its hashes into
+/// `hashed` where the places alone do not show that values are the same.
 Status CheckCluster(CheckpointReader& reader, const std::vector<const Placed*>& cluster,
-                    const LoadOptions& options) {
+                    const LoadOptions& options, std::optional<Metadata>* hashed) {
   std::vector<const Placed*> distinct;
   std::map<std::tuple<const void*, Dims, Strides, DType>, const Placed*> first;
-  std::optional<Metadata> hashed;  // Read where the places alone do not show it.
   const auto are_alike = [&](const TargetTensor& a, const TargetTensor& b) {
-    if (!hashed && !StoredAlike(reader.metadata(), a, b)) {
-      auto read = reader.MetadataWithHashes();
-      hashed = read.ok() ? *std::move(read) : reader.metadata();
+    if (StoredAlike(reader.metadata(), a, b)) {
+      return true;
     }
-    return !hashed || StoredAlike(*hashed, a, b);
+    if (!*hashed) {
+      auto read = reader.MetadataWithHashes();
+      *hashed = read.ok() ? *std::move(read) : reader.metadata();
+    }
+    return StoredAlike(**hashed, a, b);
   };
   for (const Placed* placed : cluster) {
     const auto [found, added] = first.try_emplace({placed->memory.data, placed->memory.box.sizes,
@@ -226,6 +229,7 @@ Status CheckDestinations(CheckpointReader& reader, std::span<const TargetTensor>
   std::sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) {
     return std::less<>()(a.span.begin, b.span.begin);
   });
+  std::optional<Metadata> hashed;
   for (std::size_t begin = 0; begin < placed.size();) {
     std::vector<const Placed*> cluster{&placed[begin]};
     const std::byte* end = placed[begin].span.end;
@@ -235,7 +239,7 @@ Status CheckDestinations(CheckpointReader& reader, std::span<const TargetTensor>
       end = std::max(end, placed[next].span.end, std::less<>());
     }
     if (cluster.size() > 1) {
-      VARVE_RETURN_IF_ERROR(CheckCluster(reader, cluster, options));
+      VARVE_RETURN_IF_ERROR(CheckCluster(reader, cluster, options, &hashed));
     }
     begin = next;
   }

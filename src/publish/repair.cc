@@ -6,8 +6,9 @@
 //  1. An intact record says which directory is the checkpoint's. Without one it is the directory
 //     with the newest complete set of files. A save that lives may have one too: step 3 settles
 //     who is first.
-//  2. Replace manifest.bin there by one write. Readers see the old one or the new one, whole; the
-//     old one could not be read, or step 3 is left out.
+//  2. Replace manifest.bin there by one write. Readers see the old one or the new one, whole. The
+//     old one could not be read, or step 3 is left out; or its hashes alone were damaged, and this
+//     zstd library makes another frame than the record names: then none opens until step 3.
 //  3. Where the record is not what the files make it, write the next number, on condition that
 //     no other has. A save that was published meanwhile stays, and the repair fails. A crash before
 //     leaves the checkpoint as it was, and the next repair goes on.
