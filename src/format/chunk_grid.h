@@ -1,9 +1,9 @@
 /// Grids of chunks: what a list keeps of a tensor that ranks have cut into equal boxes. Pure.
 ///
-/// 1,024 ranks that hold shards of 1,000 tensors store a million chunks, which differ in little: the
-/// boxes of a tensor are the cells of a grid, each rank's shard is in its own file, and begins at
-/// the same byte of it as in the file before. A grid keeps the size of a cell and one run of places;
-/// the chunks are arithmetic.
+/// 1,024 ranks that hold shards of 1,000 tensors store a million chunks, which differ in little.
+/// The boxes of a tensor are the cells of a grid. Each rank's shard is in its own file, and begins
+/// at the same byte of it as in the file before. A grid keeps the size of a cell and one run of
+/// places; the chunks are arithmetic.
 #pragma once
 
 #include <cstddef>

@@ -75,7 +75,8 @@ TEST(NeedOf, AFewColumnsOfRowsAreReadWithTheRestOfTheRows) {
   // Apart from each other by more than a checksum block: 4096 columns of 8 rows of 32 MiB.
   Metadata wide = StoredByRows(1);
   wide.tensors[0].shape = {8, std::uint64_t{8} << 20};
-  wide.tensors[0].chunks.Listed()[0] = {{{0, 0}, wide.tensors[0].shape}, {0, 0, 256 * kMiB}, {}, {}};
+  wide.tensors[0].chunks.Listed()[0] = {
+      {{0, 0}, wide.tensors[0].shape}, {0, 0, 256 * kMiB}, {}, {}};
   TargetTensor target;
   target.fqn = "w";
   target.dtype = DType::kFloat32;
