@@ -67,6 +67,7 @@ def latest(directory: _Path) -> str:
 
     Raises:
         CheckpointNotFoundError: There is none.
+        UnsupportedError: A newer Varve wrote the newest.
     """
     return _core.latest(path_text(directory))
 

@@ -93,6 +93,7 @@ Result<std::optional<CheckpointEntry>> Examine(Storage& storage, const std::stri
   switch (code) {
     case StatusCode::kNotFound: return std::optional<CheckpointEntry>();
     case StatusCode::kFailedPrecondition: entry.state = CheckpointState::kIncomplete; break;
+    case StatusCode::kUnimplemented: entry.state = CheckpointState::kUnsupported; break;
     default: entry.state = CheckpointState::kDamaged; break;
   }
   entry.detail = opened.status().message();
@@ -246,6 +247,7 @@ std::string_view StateName(CheckpointState state) {
     case CheckpointState::kWhole: return "whole";
     case CheckpointState::kIncomplete: return "incomplete";
     case CheckpointState::kDamaged: return "damaged";
+    case CheckpointState::kUnsupported: return "unsupported";
     case CheckpointState::kDisplaced: return "displaced";
     case CheckpointState::kSaving: return "saving";
     case CheckpointState::kStale: return "stale";

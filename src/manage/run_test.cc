@@ -7,7 +7,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "catalogue/family.h"
 #include "catalogue/names.h"
+#include "format/commit_record.h"
 #include "support/small_state.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
@@ -61,6 +63,27 @@ class Run : public testing::Test {
 
   test::TempDir dir_;
 };
+
+TEST_F(Run, ANewestStepOfANewerVarveIsNotPassedOver) {
+  Save("step-100");
+  Save("step-200");
+  Save("step-300");
+  const auto write_as_newer = [&](const std::string& name) {
+    auto record = ReadCommitRecord(PosixStorage(), Path(name));
+    ASSERT_TRUE(IsOk(record));
+    record->format_version = kFormatVersion + 1;
+    ASSERT_TRUE(IsOk(
+        test::Rewrite(PosixStorage(), Path(name) + "/varve.json", EncodeCommitRecord(*record))));
+  };
+  write_as_newer("step-200");
+  EXPECT_EQ(NewestCheckpoint(dir_.path()).value(), Path("step-300")) << "an older one may be";
+  write_as_newer("step-300");
+  EXPECT_TRUE(FailsWith(NewestCheckpoint(dir_.path()), StatusCode::kUnimplemented,
+                        {"newest checkpoint", "step-300", "use a newer Varve"}));
+  EXPECT_THAT(Names(), ElementsAre("step-100", "step-200", "step-300"));
+  EXPECT_EQ(ListSteps(dir_.path()).value().back().state, CheckpointState::kUnsupported);
+  EXPECT_THAT(Prune({.last = 1}), IsEmpty()) << "nothing of them is removed or counted";
+}
 
 TEST(StepName, IsLettersAndANumberBehindThem) {
   for (const char* name : {"step-00001000", "checkpoint-500", "step500", "global_step120", "17"}) {

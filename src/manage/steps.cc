@@ -148,6 +148,12 @@ bool IsWhole(const CheckpointEntry& entry) {
   return entry.state == CheckpointState::kWhole || entry.state == CheckpointState::kDisplaced;
 }
 
+/// Returns true for what a resume begins from, if it can be read. Where this Varve cannot, an older
+/// step in its place would lose what was trained since without a word.
+bool MayBeNewest(const CheckpointEntry& entry) {
+  return IsWhole(entry) || entry.state == CheckpointState::kUnsupported;
+}
+
 /// Returns true where a directory was listed as a checkpoint may be and is none, or data alone: it
 /// was removed meanwhile, or is being removed, and another may have come that was not listed yet.
 bool HasMissed(const Look& look) {
@@ -187,7 +193,7 @@ Result<std::vector<RunStep>> ListSteps(const std::string& given, Storage& storag
   VARVE_ASSIGN_OR_RETURN(
       auto steps,
       StepsOf(storage, run, look, stop, /*with_pins=*/true, [&](const CheckpointEntry& entry) {
-        return (IsWhole(entry) || entry.state == CheckpointState::kDamaged ||
+        return (MayBeNewest(entry) || entry.state == CheckpointState::kDamaged ||
                 entry.state == CheckpointState::kIncomplete) &&
                IsStepName(entry.name) && !look.is_checkpoint;
       }));
@@ -199,36 +205,42 @@ Result<std::string> NewestCheckpoint(const std::string& given, Storage& storage,
                                      const std::stop_token& stop) {
   constexpr int kLooks = 5;
   VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(given, storage));
-  std::vector<RunStep> whole;
-  for (int i = 0; i < kLooks && whole.empty(); ++i) {
+  std::vector<RunStep> found;
+  for (int i = 0; i < kLooks && found.empty(); ++i) {
     VARVE_ASSIGN_OR_RETURN(const Look look, LookAt(storage, directory, stop));
     if (look.is_checkpoint && IsWhole(look.entries.front())) {
       return directory;
     }
-    VARVE_ASSIGN_OR_RETURN(whole,
-                           StepsOf(storage, directory, look, stop, /*with_pins=*/false, IsWhole));
-    std::erase_if(whole, [](const RunStep& step) { return !step.whole(); });
+    VARVE_ASSIGN_OR_RETURN(
+        found, StepsOf(storage, directory, look, stop, /*with_pins=*/false, MayBeNewest));
+    std::erase_if(found,
+                  [](const RunStep& step) { return step.state == CheckpointState::kDamaged; });
     if (!HasMissed(look)) {
       break;
     }
   }
-  if (whole.empty()) {
+  if (found.empty()) {
     return NotFound("there is no whole checkpoint in " + directory);
   }
+  const auto path_of = [&](const RunStep& step) -> Result<std::string> {
+    return step.whole() ? Result<std::string>(JoinPath(directory, step.name))
+                        : Unimplemented("the newest checkpoint in " + directory +
+                                        " cannot be read: " + step.detail);
+  };
   // As a resume: steps before others, and names with a number in them before those without.
   for (const auto& counts :
        {+[](const RunStep& step) { return IsStepName(step.name); },
         +[](const RunStep& step) { return StepFromName(step.name).has_value(); }}) {
     std::vector<RunStep> some;
-    std::copy_if(whole.begin(), whole.end(), std::back_inserter(some), counts);
+    std::copy_if(found.begin(), found.end(), std::back_inserter(some), counts);
     if (!some.empty()) {
       SortSteps(&some);
-      return JoinPath(directory, some.back().name);
+      return path_of(some.back());
     }
   }
-  std::stable_sort(whole.begin(), whole.end(),
+  std::stable_sort(found.begin(), found.end(),
                    [](const RunStep& a, const RunStep& b) { return a.time_ns < b.time_ns; });
-  return JoinPath(directory, whole.back().name);
+  return path_of(found.back());
 }
 
 }  // namespace varve

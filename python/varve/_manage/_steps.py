@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 from varve._core import manage
 from varve._manage._inputs import is_whole, step_number
 from varve._manage._places import Places, path_of
 from varve._manage._policy import Keep
-from varve.errors import InvalidArgumentError
+from varve.errors import InvalidArgumentError, UnsupportedError
 
 
 class RunSteps:
@@ -28,9 +29,14 @@ class RunSteps:
         return manage.list_steps(self._run)
 
     def latest(self) -> manage.RunStep | None:
-        """Returns the newest whole step; None where there is none."""
-        whole = [step for step in self.steps() if is_whole(step)]
-        return whole[-1] if whole else None
+        """Returns the newest whole step; None where there is none.
+
+        Raises UnsupportedError where a newer Varve wrote the newest.
+        """
+        found = [step for step in self.steps() if is_whole(step) or step.state == "unsupported"]
+        if found and not is_whole(found[-1]):
+            raise UnsupportedError(found[-1].detail, path=os.path.join(self._run, found[-1].name))
+        return found[-1] if found else None
 
     def best(
         self, by: str | None = None, mode: Literal["min", "max"] | None = None

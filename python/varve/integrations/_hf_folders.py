@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 import varve
 from varve._core import manage
 from varve._engine import local_path_text
-from varve.errors import Error
+from varve.errors import Error, UnsupportedError
 from varve.integrations._removal import remove_unless_held
 
 _log = logging.getLogger("varve")
@@ -44,7 +44,8 @@ def newest_good(
 ) -> str | None:
     """Returns the checkpoint PREFIXn with the highest n that is whole, or None.
 
-    Warns of each one that it passes over, and says why.
+    Warns of each one that it passes over, and says why. Raises UnsupportedError where a newer Varve
+    wrote the first that is not damaged.
 
     Args:
         folder: The directory that the checkpoints are in.
@@ -62,6 +63,8 @@ def newest_good(
             reason = why_not_foreign(path)
         elif entry is None:
             reason = "it is not listed as a checkpoint"
+        elif entry.state == "unsupported":
+            raise UnsupportedError(f"resume: {entry.detail}", path=path)
         elif entry.state != "whole":
             reason = (
                 f"it is {entry.state}: {entry.detail}" if entry.detail else f"it is {entry.state}"
@@ -88,6 +91,8 @@ def _listed(folder: str) -> dict[str, varve.CheckpointEntry]:
 def _damage(path: str) -> str | None:
     try:
         damages = varve.verify(path)
+    except UnsupportedError:
+        raise
     except Error as error:
         return str(error)
     return f"it is damaged: {damages[0]}" if damages else None

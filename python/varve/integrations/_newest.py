@@ -8,7 +8,7 @@ import os
 
 import varve
 from varve._engine import is_remote, path_text
-from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error
+from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error, UnsupportedError
 
 _log = logging.getLogger("varve")
 
@@ -58,11 +58,14 @@ def newest_good(folder: str) -> str:
 
     Raises:
         CorruptCheckpointError: There is none.
+        UnsupportedError: A newer Varve wrote the newest.
     """
     for path in checkpoints_in(folder):
         try:
             damages = varve.verify(path)
             reason = str(damages[0]) if damages else None
+        except UnsupportedError:
+            raise
         except Error as error:
             reason = str(error)
         if reason is None:
@@ -76,6 +79,7 @@ def whole_in(folder: str) -> list[str]:
 
     Raises:
         CorruptCheckpointError: There is none.
+        UnsupportedError: A newer Varve wrote the newest.
     """
     listed = {entry.name: entry for entry in varve.list_checkpoints(folder)}
     whole = []
@@ -83,6 +87,8 @@ def whole_in(folder: str) -> list[str]:
         entry = listed.get(os.path.basename(path))
         if entry is None or entry.state in ("whole", "displaced"):
             whole.append(path)
+        elif entry.state == "unsupported" and not whole:
+            raise UnsupportedError(f"resume: {entry.detail}", path=path)
         else:
             warn_of(path, f"it is {entry.state}: {entry.detail}")
     if not whole:

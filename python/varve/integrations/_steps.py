@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import varve
-from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error
+from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error, UnsupportedError
 from varve.integrations._ranks import rank_of_job
 from varve.integrations._removal import remove_unless_held
 
@@ -28,6 +28,7 @@ def whole_steps(folder: str) -> list[str]:
 
     Raises:
         CorruptCheckpointError: There are damaged ones and no whole one.
+        UnsupportedError: A newer Varve wrote the newest.
     """
     try:
         entries = varve.list_checkpoints(folder)
@@ -38,6 +39,10 @@ def whole_steps(folder: str) -> list[str]:
     steps = {entry.name: entry for entry in candidates if _STEP.fullmatch(entry.name)}
     whole = [name for name, entry in steps.items() if entry.state in _LOADABLE]
     others = [entry for entry in steps.values() if entry.state not in _LOADABLE]
+    newest = max((_number(name) for name in whole), default=-1)
+    for entry in others:
+        if entry.state == "unsupported" and _number(entry.name) > newest:
+            raise UnsupportedError(f"resume: {entry.detail}", path=folder)
     reasons = {entry.name: f"it is {entry.state} ({entry.detail})" for entry in others}
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
         if _STEP.fullmatch(name) and name not in steps:
