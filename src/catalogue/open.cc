@@ -102,11 +102,7 @@ Status ReadSomeHashes(Storage& storage, OpenedIndex* opened) {
   if (const Status added = AddHashes(hashes, opened->hashes_crc32c, &opened->metadata);
       !added.ok()) {
     file->Forget(0, file->size());
-    return WasReplaced(storage, *opened)
-               ? FailedPrecondition(path +
-                                    " was overwritten by another save, or removed, while it "
-                                    "was being read")
-               : DataLoss(path + ": " + added.message() + std::string(kRepairHint));
+    return DataLoss(path + ": " + added.message() + std::string(kRepairHint));
   }
   opened->hash_bytes = 0;
   return Status::Ok();
@@ -115,8 +111,15 @@ Status ReadSomeHashes(Storage& storage, OpenedIndex* opened) {
 }  // namespace
 
 Status ReadHashes(Storage& storage, OpenedIndex* opened) {
-  return opened->hash_bytes == 0 ? Status::Ok()
-                                 : Guarded([&] { return ReadSomeHashes(storage, opened); });
+  if (opened->hash_bytes == 0) {
+    return Status::Ok();
+  }
+  Status read = Guarded([&] { return ReadSomeHashes(storage, opened); });
+  return read.code() == StatusCode::kDataLoss && WasReplaced(storage, *opened)
+             ? FailedPrecondition(opened->home() +
+                                  " was overwritten by another save, or removed, while it was "
+                                  "being read; open it again")
+             : read;
 }
 
 namespace {

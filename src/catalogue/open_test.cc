@@ -94,6 +94,21 @@ TEST(OpenIndex, ReadsNoHashesAndVerifyNoticesWhereTheyAreDamaged) {
   EXPECT_TRUE(Verify(std::string(kPath), storage)->clean());
 }
 
+TEST(OpenIndex, HashesOfASaveThatWasReplacedAreNoDamage) {
+  for (const bool removed : {false, true}) {
+    MemoryStorage storage;
+    ASSERT_TRUE(IsOk(SaveOne(storage, kPath)));
+    auto opened = Open(storage);
+    ASSERT_TRUE(IsOk(opened));
+    ASSERT_TRUE(IsOk(storage.Remove(std::string(kPath))));
+    if (!removed) {
+      ASSERT_TRUE(IsOk(SaveOne(storage, kPath, 9)));
+    }
+    EXPECT_TRUE(FailsWith(ReadHashes(storage, &*opened), StatusCode::kFailedPrecondition,
+                          {"overwritten by another save", "open it again"}));
+  }
+}
+
 TEST(OpenIndex, RefusesManifestOfAnotherSaveThatTheRecordFits) {
   MemoryStorage storage;
   ASSERT_TRUE(IsOk(SaveOne(storage, kPath)));

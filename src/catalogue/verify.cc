@@ -32,6 +32,9 @@ class Verifier {
   Result<VerifyReport> Run() {
     std::vector<CheckedHeader> headers;
     const Status hashes = ReadHashes(storage_, &opened_);
+    if (hashes.code() == StatusCode::kFailedPrecondition) {
+      return hashes;  // Another save has the name: nothing is damaged.
+    }
     if (!hashes.ok()) {
       Add(std::string(kManifestName), 0, 0, {}, hashes.message());
     }
