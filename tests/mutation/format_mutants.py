@@ -50,8 +50,8 @@ FORMAT_MUTANTS = (
     Mutant(
         "manifest-of-another-size-than-its-record-says",
         "src/catalogue/open.cc",
-        "record.frame_bytes <= kMaxFrameBytes && file->size() == record.manifest_bytes",
-        "record.frame_bytes <= kMaxFrameBytes",
+        "if (file->size() != record.manifest_bytes || record.frame_bytes > kMaxFrameBytes) {",
+        "if (record.frame_bytes > kMaxFrameBytes) {",
         MANIFEST,
     ),
     Mutant(
