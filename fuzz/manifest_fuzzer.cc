@@ -44,7 +44,9 @@ std::uint64_t ManifestBytes(std::string_view frame, std::string_view plain) {
   std::uint64_t chunks = 0;
   const std::vector<std::uint64_t> words = [&] {
     std::vector<std::uint64_t> aligned(plain.size() / 8 + 1);
-    std::memcpy(aligned.data(), plain.data(), plain.size());
+    if (!plain.empty()) {
+      std::memcpy(aligned.data(), plain.data(), plain.size());
+    }
     return aligned;
   }();
   const auto* data = reinterpret_cast<const std::uint8_t*>(words.data());

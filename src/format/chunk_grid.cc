@@ -38,7 +38,7 @@ std::shared_ptr<ChunkGrid> GridOf(const Dims& shape, std::uint64_t item_bytes,
   if (!cells) {
     return nullptr;
   }
-  const auto grid = std::make_shared<ChunkGrid>(*std::move(cells), item_bytes);
+  auto grid = std::make_shared<ChunkGrid>(*std::move(cells), item_bytes);
   for (const Chunk& chunk : chunks) {
     if (!IsNextOf(*grid, chunk)) {
       return nullptr;
@@ -178,9 +178,12 @@ void ChunkCollector::Add(Chunk chunk) {
     listed_ = std::move(ChunkList(std::exchange(grid_, nullptr)).Listed());
   }
   listed_.push_back(std::move(chunk));
-  if (listed_.size() == kFewChunks && (grid_ = GridOf(shape_, item_bytes_, listed_)) != nullptr) {
-    listed_.clear();
-    listed_.shrink_to_fit();
+  if (listed_.size() == kFewChunks) {
+    grid_ = GridOf(shape_, item_bytes_, listed_);
+    if (grid_ != nullptr) {
+      listed_.clear();
+      listed_.shrink_to_fit();
+    }
   }
 }
 

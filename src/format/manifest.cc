@@ -90,18 +90,18 @@ void Layouts::Add(const TensorMetadata& tensor) {
 /// Internal for metadata without hashes, as an index that was opened has: they would be lost.
 template <class Visit>
 Status ForHashes(const Metadata& metadata, const Visit& visit) {
-  const Status lacking = Internal("a manifest is written whose hashes were not read");
+  const auto lacking = [] { return Internal("a manifest is written whose hashes were not read"); };
   for (const TensorMetadata& tensor : metadata.tensors) {
     if (const ChunkGrid* const grid = tensor.chunks.grid()) {
       if (grid->contents.size() != grid->size()) {
-        return lacking;
+        return lacking();
       }
       visit(AsText(std::as_bytes(std::span(grid->contents))));
       continue;
     }
     for (const Chunk& chunk : tensor.chunks) {
       if (chunk.content == Hash128()) {
-        return lacking;
+        return lacking();
       }
       visit(AsText(std::as_bytes(std::span(chunk.content.bytes))));
     }

@@ -155,8 +155,6 @@ TEST(Manifest, RejectsMetadataThatContradictsItself) {
                [](Metadata* m) { m->tensors[0].chunks.Listed()[0].extent.begin = 8; }},
            Lie{"a chunk of a file that is not there",
                [](Metadata* m) { m->tensors[0].chunks.Listed()[1].extent.file = 2; }},
-           Lie{"an unknown type",
-               [](Metadata* m) { m->tensors[0].dtype = static_cast<DType>(kDTypeCount); }},
            Lie{"a wrapping shape", [](Metadata* m) { m->tensors[0].shape[0] = ~std::uint64_t{0}; }},
            Lie{"names out of order", [](Metadata* m) { std::swap(m->tensors[0], m->tensors[1]); }},
            Lie{"one name twice", [](Metadata* m) { m->objects[1].fqn = m->objects[0].fqn; }},
