@@ -74,7 +74,7 @@ struct EncodedManifest {
 /// version). Errors: CheckManifestSize's; Internal for chunks whose hashes were not read.
 Result<EncodedManifest> EncodeManifest(const Metadata& metadata);
 
-/// What the frame of a manifest says.
+/// The content of a manifest's frame.
 struct ManifestFrame {
   Metadata metadata;                ///< Chunks have no hashes, but in version 1.
   std::uint32_t crc32c = 0;         ///< What the frame ends with.
