@@ -77,7 +77,6 @@ Result<EncodedManifest> EncodeManifest(const Metadata& metadata);
 /// The content of a manifest's frame.
 struct ManifestFrame {
   Metadata metadata;                ///< Chunks have no hashes, but in version 1.
-  std::uint32_t crc32c = 0;         ///< What the frame ends with.
   std::uint64_t hash_bytes = 0;     ///< Of the hashes behind the frame; 0 in version 1.
   std::uint32_t hashes_crc32c = 0;  ///< Of these bytes.
 };

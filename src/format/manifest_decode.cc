@@ -336,20 +336,19 @@ struct Plain {
   std::unique_ptr<std::uint64_t[]> words;  // FlatBuffers reads 8-byte fields and wants alignment.
   std::uint64_t bytes = 0;
   std::uint32_t version = 0;
-  std::uint32_t crc32c = 0;
 };
 
 Result<Plain> OpenFrame(std::string_view bytes) {
   if (bytes.size() < kManifestHeadBytes + kManifestCrcBytes || !bytes.starts_with(kManifestMagic)) {
     return MalformedManifest("no manifest frame");
   }
-  Plain plain;
-  plain.crc32c = Crc32c(AsByteSpan(bytes.substr(0, bytes.size() - kManifestCrcBytes)));
+  const std::uint32_t crc = Crc32c(AsByteSpan(bytes.substr(0, bytes.size() - kManifestCrcBytes)));
   ByteReader tail(bytes.substr(bytes.size() - kManifestCrcBytes));
-  if (const std::uint32_t stored = tail.U32(); stored != plain.crc32c) {
+  if (const std::uint32_t stored = tail.U32(); stored != crc) {
     return DataLoss("manifest checksum mismatch (stored " + HexU32(stored) + ", computed " +
-                    HexU32(plain.crc32c) + ")");
+                    HexU32(crc) + ")");
   }
+  Plain plain;
   ByteReader head(bytes.substr(kManifestMagic.size(), kManifestHeadBytes - kManifestMagic.size()));
   plain.version = head.U32();
   const std::uint64_t compressed_bytes = head.U64();
@@ -415,7 +414,7 @@ Result<ManifestFrame> DecodeFrame(std::string_view frame, std::uint64_t manifest
     return MalformedManifest("it has " + std::to_string(manifest_bytes) + " bytes, want " +
                              std::to_string(frame.size() + chunks * kHashBytes));
   }
-  ManifestFrame decoded{.crc32c = plain.crc32c, .hashes_crc32c = manifest.hashes_crc32c()};
+  ManifestFrame decoded{.hashes_crc32c = manifest.hashes_crc32c()};
   decoded.hash_bytes = chunks * kHashBytes;
   VARVE_ASSIGN_OR_RETURN(decoded.metadata, Decoder(manifest, plain.version).Decode());
   return decoded;

@@ -148,8 +148,8 @@ bool IsWhole(const CheckpointEntry& entry) {
   return entry.state == CheckpointState::kWhole || entry.state == CheckpointState::kDisplaced;
 }
 
-/// Returns true for a checkpoint that may be the newest: also for one that this Varve cannot read. An
-/// older step in its place would lose, without a word, what was trained since.
+/// Returns true for a checkpoint that may be the newest: also for one that this Varve cannot read.
+/// An older step in its place would lose, without a word, what was trained since.
 bool MayBeNewest(const CheckpointEntry& entry) {
   return IsWhole(entry) || entry.state == CheckpointState::kUnsupported;
 }
