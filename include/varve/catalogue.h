@@ -24,7 +24,7 @@ enum class CheckpointState : std::uint8_t {
   kWhole,        ///< Loadable, as far as names, sizes and the index tell; `verify` reads all bytes.
   kIncomplete,   ///< Rank-local files of some ranks are missing.
   kDamaged,      ///< A checkpoint, but its index or files are missing or of the wrong size.
-  kUnsupported,  ///< A checkpoint that this Varve cannot read, such as one of a newer Varve.
+  kUnsupported,  ///< A checkpoint in the native format, in a version that this Varve does not read.
   kDisplaced,    ///< Whole, under a hidden name, left by an interrupted overwrite; loads by its
                  ///< name.
   kSaving,       ///< A save is under way.

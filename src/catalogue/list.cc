@@ -93,7 +93,6 @@ Result<std::optional<CheckpointEntry>> Examine(Storage& storage, const std::stri
   switch (code) {
     case StatusCode::kNotFound: return std::optional<CheckpointEntry>();
     case StatusCode::kFailedPrecondition: entry.state = CheckpointState::kIncomplete; break;
-    case StatusCode::kUnimplemented: entry.state = CheckpointState::kUnsupported; break;
     default: entry.state = CheckpointState::kDamaged; break;
   }
   entry.detail = opened.status().message();
@@ -104,6 +103,9 @@ Result<std::optional<CheckpointEntry>> Examine(Storage& storage, const std::stri
     for (const DirectoryEntry& file : *files) {
       entry.bytes += is_scanned ? 0 : file.size;  // What is there: its index does not say.
     }
+  }
+  if (code == StatusCode::kUnimplemented && entry.format == Format::kVarve) {
+    entry.state = CheckpointState::kUnsupported;
   }
   if (is_scanned) {
     const FileGroup& group = scan->groups.front();
