@@ -33,7 +33,8 @@ def test_a_rank_that_misses_a_save_is_named_at_once_and_the_next_save_works(
                 assert outcome.startswith("UnavailableError: save "), outcome
                 assert f"step-{step}" in outcome, outcome
                 # A rank that comes after the others have ended the call is told that alone.
-                told = "which" in outcome and any(f"rank {one}" in outcome for one in who)
+                names = [f"rank {one}" for one in who] + ["each of ranks 1-2"] * (who == [1, 2])
+                told = "which" in outcome and any(name in outcome for name in names)
                 assert told or "without this rank" in outcome, outcome
     check_steps(tmp_path, 4, missed)
     if missed == [2]:

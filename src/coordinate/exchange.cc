@@ -28,6 +28,7 @@
 #include "base/bytes.h"
 #include "base/error_codec.h"
 #include "base/guarded.h"
+#include "base/name_list.h"
 #include "base/time_source.h"
 #include "coordinate/known_parts.h"
 #include "varve/coordinator.h"
@@ -130,15 +131,43 @@ bool FailedByAnother(const std::vector<Contribution>& contributions, std::size_t
          cause_of(cause) == cause;
 }
 
+/// What failed ranks say. Ranks that say the same are named together: a thousand ranks that find no
+/// checkpoint say so once.
+class FailureText {
+ public:
+  void Add(int rank, const std::string& said) {
+    const auto known = std::find_if(said_.begin(), said_.end(),
+                                    [&](const auto& entry) { return entry.first == said; });
+    if (known != said_.end()) {
+      known->second.push_back(rank);
+    } else if (said_.size() < kMaxNamed) {
+      said_.push_back({said, {rank}});
+    } else {
+      ++more_;
+    }
+  }
+  [[nodiscard]] std::string Text() const {
+    std::string text;
+    for (const auto& [said, ranks] : said_) {
+      text += text.empty() ? "" : "; ";
+      text += (ranks.size() > 1 ? "each of " : "") + NameRanks(ranks) + ": " + said;
+    }
+    return text + (more_ == 0 ? "" : "; and " + std::to_string(more_) + " more ranks");
+  }
+
+ private:
+  static constexpr std::size_t kMaxNamed = 16;
+  std::vector<std::pair<std::string, std::vector<int>>> said_;  // By their first ranks.
+  std::size_t more_ = 0;
+};
+
 /// Returns all failures in one Status; its code and details are the first failing rank's.
 Status Combine(std::string_view what, const std::vector<Contribution>& contributions) {
-  std::string message;
+  FailureText text;
   StatusCode code = StatusCode::kOk;
   ErrorDetails details;
   ErrorReason reason = ErrorReason::kNone;
   std::vector<RankFailure> failures;
-  std::size_t failed = 0;
-  constexpr std::size_t kMaxNamed = 16;
   for (std::size_t rank = 0; rank < contributions.size(); ++rank) {
     if (contributions[rank].ok()) {
       continue;
@@ -157,22 +186,16 @@ Status Combine(std::string_view what, const std::vector<Contribution>& contribut
       continue;
     }
     AddFailures(static_cast<int>(rank), status, &failures);
-    if (++failed <= kMaxNamed) {
-      message += message.empty() ? "" : "; ";
-      message += "rank " + std::to_string(rank) + ": " + status.message();
-    }
+    text.Add(static_cast<int>(rank), status.message());
   }
-  if (failed == 0) {
+  if (failures.empty()) {
     return Status::Ok();
-  }
-  if (failed > kMaxNamed) {
-    message += "; and " + std::to_string(failed - kMaxNamed) + " more ranks";
   }
   details.reason = reason;
   std::sort(failures.begin(), failures.end(),
             [](const RankFailure& a, const RankFailure& b) { return a.rank < b.rank; });
   details.failures = std::move(failures);
-  return Status(code, message).With(std::move(details)).Annotate(what);
+  return Status(code, text.Text()).With(std::move(details)).Annotate(what);
 }
 
 using Replies = std::vector<std::string>;

@@ -225,9 +225,20 @@ TEST(Exchange, NamesTheRankThatFailedAndNoneThatWasNotWaitedForBecauseOfIt) {
 TEST(Exchange, CountsTheRanksBeyondTheFirstSixteen) {
   const World world = MakeInProcessCoordinators(20);
   const auto results = OnEveryRank(world, [](Coordinator& rank) {
-    return Agree(rank, "writing", DataLoss("torn"), LongDeadline());
+    return Agree(rank, "writing", DataLoss("torn " + std::to_string(rank.rank())), LongDeadline());
   });
-  EXPECT_TRUE(FailsWith(*results[7], StatusCode::kDataLoss, {"rank 15: torn", "and 4 more ranks"}));
+  EXPECT_TRUE(
+      FailsWith(*results[7], StatusCode::kDataLoss, {"rank 15: torn 15; and 4 more ranks"}));
+}
+
+TEST(Exchange, NamesRanksThatSayTheSameTogether) {
+  const World world = MakeInProcessCoordinators(20);
+  const auto results = OnEveryRank(world, [](Coordinator& rank) {
+    return Agree(rank, "writing", DataLoss(rank.rank() == 7 ? "torn" : "disk is full"),
+                 LongDeadline());
+  });
+  EXPECT_EQ(results[7]->message(), "writing: each of ranks 0-6, 8-19: disk is full; rank 7: torn");
+  EXPECT_EQ(results[7]->details().failures.size(), 20U);
 }
 
 TEST(Exchange, AFailureOfCombineReachesEveryRank) {
@@ -283,9 +294,8 @@ TEST(Exchange, NamesEveryRankThatMissesTheDeadline) {
         return ExchangeRank(rank, ShortDeadline());
       });
   for (const std::size_t rank : {0, 2}) {
-    EXPECT_TRUE(FailsWith(
-        **results[rank], StatusCode::kUnavailable,
-        {"rank 1: no answer before the deadline", "rank 3: no answer before the deadline"}));
+    EXPECT_TRUE(FailsWith(**results[rank], StatusCode::kUnavailable,
+                          {"each of ranks 1, 3: no answer before the deadline"}));
   }
 }
 

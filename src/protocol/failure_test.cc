@@ -383,9 +383,7 @@ TEST(ProtocolFailures, AllRanksThatFailedAreNamed) {
   });
   for (const auto& outcome : outcomes) {
     EXPECT_EQ(outcome->status.message(),
-              "save \"" + (dir / "a") +
-                  "\": rank 0: StorageWriter::WriteData: sprung; rank 2: StorageWriter::WriteData: "
-                  "sprung");
+              "save \"" + (dir / "a") + "\": each of ranks 0, 2: StorageWriter::WriteData: sprung");
   }
 }
 
