@@ -11,7 +11,7 @@
 
 #include "async/job.h"
 #include "async/submission.h"
-#include "storage/faulty.h"
+#include "storages/faulty.h"
 #include "support/agent.h"
 #include "support/ranks.h"
 #include "support/status_matchers.h"

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "agent/shared_memory.h"
-#include "storage/faulty.h"
+#include "storages/faulty.h"
 #include "support/agent.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"

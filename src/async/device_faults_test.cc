@@ -19,7 +19,7 @@
 
 #include <gtest/gtest.h>
 
-#include "storage/memory.h"
+#include "storages/memory.h"
 #include "support/device_memory.h"
 #include "support/status_matchers.h"
 #include "tensor/box.h"

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "async/start.h"
-#include "storage/faulty.h"
+#include "storages/faulty.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
 #include "support/training.h"

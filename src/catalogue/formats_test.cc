@@ -10,7 +10,7 @@
 
 #include "catalogue/formats/dcp.h"
 #include "catalogue/formats/hf.h"
-#include "storage/memory.h"
+#include "storages/memory.h"
 #include "support/dcp_pickles.h"
 #include "support/pickles.h"
 #include "support/safetensors_files.h"

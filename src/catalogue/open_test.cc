@@ -8,8 +8,8 @@
 
 #include "base/checksum.h"
 #include "catalogue/names.h"
-#include "storage/faulty.h"
-#include "storage/memory.h"
+#include "storages/faulty.h"
+#include "storages/memory.h"
 #include "support/small_state.h"
 #include "support/status_matchers.h"
 

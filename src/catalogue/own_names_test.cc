@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "catalogue/formats.h"
-#include "storage/memory.h"
+#include "storages/memory.h"
 #include "support/small_state.h"
 #include "support/status_matchers.h"
 

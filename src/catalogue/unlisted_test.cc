@@ -8,7 +8,7 @@
 
 #include "catalogue/formats.h"
 #include "catalogue/open.h"
-#include "storage/memory.h"
+#include "storages/memory.h"
 #include "support/dcp_pickles.h"
 #include "support/pickles.h"
 #include "support/safetensors_files.h"

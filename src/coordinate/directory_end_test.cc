@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "coordinate/directory.h"
-#include "storage/faulty.h"
+#include "storages/faulty.h"
 #include "support/directory_ranks.h"
 #include "support/ranks.h"
 #include "support/status_matchers.h"

@@ -150,7 +150,8 @@ class FailureText {
     std::string text;
     for (const auto& [said, ranks] : said_) {
       text += text.empty() ? "" : "; ";
-      text += (ranks.size() > 1 ? "each of " : "") + NameRanks(ranks) + ": " + said;
+      text += ranks.size() > 1 ? "each of " : "";
+      text += NameRanks(ranks) + ": " + said;
     }
     return text + (more_ == 0 ? "" : "; and " + std::to_string(more_) + " more ranks");
   }

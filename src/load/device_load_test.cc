@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "storage/memory.h"
+#include "storages/memory.h"
 #include "support/device_memory.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"

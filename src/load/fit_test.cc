@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "storage/memory.h"
+#include "storages/memory.h"
 #include "support/small_state.h"
 #include "support/status_matchers.h"
 #include "tensor/box.h"

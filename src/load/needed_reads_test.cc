@@ -10,8 +10,8 @@
 
 #include <gtest/gtest.h>
 
-#include "storage/faulty.h"
-#include "storage/memory.h"
+#include "storages/faulty.h"
+#include "storages/memory.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
 #include "tensor/box.h"

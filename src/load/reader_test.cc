@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "storage/memory.h"
+#include "storages/memory.h"
 #include "support/small_state.h"
 #include "support/status_matchers.h"
 #include "support/values.h"

@@ -10,8 +10,8 @@
 #include "catalogue/names.h"
 #include "publish/claim.h"
 #include "publish/files_commit.h"
-#include "storage/faulty.h"
-#include "storage/memory.h"
+#include "storages/faulty.h"
+#include "storages/memory.h"
 #include "support/status_matchers.h"
 #include "varve/checkpoint.h"
 

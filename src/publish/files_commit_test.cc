@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "publish/claim.h"
-#include "storage/memory.h"
+#include "storages/memory.h"
 #include "support/status_matchers.h"
 #include "varve/catalogue.h"
 

@@ -7,7 +7,7 @@
 #include "base/checksum.h"
 #include "interop/torch/archive.h"
 #include "interop/torch/encode.h"
-#include "storage/memory.h"
+#include "storages/memory.h"
 #include "support/archives.h"
 #include "support/fake_cuda.h"
 #include "support/random.h"

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "interop/hfai/names.h"
-#include "storage/memory.h"
+#include "storages/memory.h"
 #include "support/device_memory.h"
 #include "support/hfai_part.h"
 #include "support/ranks.h"

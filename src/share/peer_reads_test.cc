@@ -24,8 +24,8 @@
 
 #include "base/fields.h"
 #include "share/sharing.h"
-#include "storage/faulty.h"
-#include "storage/memory.h"
+#include "storages/faulty.h"
+#include "storages/memory.h"
 #include "support/status_matchers.h"
 #include "tensor/box.h"
 #include "varve/checkpoint.h"

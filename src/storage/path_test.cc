@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "storage/memory.h"
+#include "storages/memory.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
 #include "varve/storage.h"

@@ -13,9 +13,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "storage/memory.h"
 #include "storage/objects/object_storage.h"
 #include "storage/s3/s3_storage.h"
+#include "storages/memory.h"
 #include "support/object_store.h"
 #include "support/s3_server.h"
 #include "support/status_matchers.h"

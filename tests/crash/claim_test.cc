@@ -12,7 +12,7 @@
 #include "catalogue/names.h"
 #include "crash/matrix.h"
 #include "crash/saves.h"
-#include "storage/memory.h"
+#include "storages/memory.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
 #include "varve/catalogue.h"

@@ -13,8 +13,8 @@
 #include <gtest/gtest.h>
 
 #include "crash/states.h"
-#include "storage/faulty.h"
-#include "storage/memory.h"
+#include "storages/faulty.h"
+#include "storages/memory.h"
 #include "support/sanitized.h"
 #include "support/status_matchers.h"
 

@@ -15,8 +15,8 @@
 #include <gtest/gtest.h>
 
 #include "crash/matrix.h"
-#include "storage/faulty.h"
-#include "storage/memory.h"
+#include "storages/faulty.h"
+#include "storages/memory.h"
 #include "support/status_matchers.h"
 #include "varve/catalogue.h"
 

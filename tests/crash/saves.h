@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "crash/states.h"
-#include "storage/faulty.h"
+#include "storages/faulty.h"
 #include "varve/checkpoint.h"
 
 namespace varve::test {

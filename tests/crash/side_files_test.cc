@@ -11,7 +11,7 @@
 #include "crash/matrix.h"
 #include "crash/saves.h"
 #include "format/commit_record.h"
-#include "storage/memory.h"
+#include "storages/memory.h"
 #include "support/status_matchers.h"
 #include "varve/catalogue.h"
 #include "varve/convert.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "storage/faulty.h"
+#include "storages/faulty.h"
 
 namespace varve::sim {
 

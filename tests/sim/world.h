@@ -15,8 +15,8 @@
 
 #include "sim/plants.h"
 #include "sim/scheduler.h"
-#include "storage/faulty.h"
-#include "storage/memory.h"
+#include "storages/faulty.h"
+#include "storages/memory.h"
 #include "varve/coordinator.h"
 
 namespace varve::sim {

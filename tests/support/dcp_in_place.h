@@ -10,7 +10,7 @@
 #include "publish/files_commit.h"
 #include "save/dcp_file.h"
 #include "save/dcp_index.h"
-#include "storage/memory.h"
+#include "storages/memory.h"
 #include "tensor/box.h"
 
 namespace varve::test {

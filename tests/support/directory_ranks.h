@@ -12,8 +12,8 @@
 
 #include "base/time_source.h"
 #include "coordinate/directory.h"
-#include "storage/memory.h"
 #include "storage/s3/s3_storage.h"
+#include "storages/memory.h"
 #include "support/ranks.h"
 #include "support/s3_server.h"
 #include "support/status_matchers.h"

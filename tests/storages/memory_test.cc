@@ -1,4 +1,4 @@
-#include "storage/memory.h"
+#include "storages/memory.h"
 
 #include <memory>
 #include <string>

@@ -1,4 +1,4 @@
-#include "storage/memory_tree.h"
+#include "storages/memory_tree.h"
 
 #include <algorithm>
 #include <cstddef>

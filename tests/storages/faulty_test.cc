@@ -1,11 +1,11 @@
-#include "storage/faulty.h"
+#include "storages/faulty.h"
 
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "storage/memory.h"
+#include "storages/memory.h"
 #include "support/status_matchers.h"
 
 namespace varve::faulty_test {

@@ -1,4 +1,4 @@
-#include "storage/faulty.h"
+#include "storages/faulty.h"
 
 #include <cstddef>
 #include <utility>

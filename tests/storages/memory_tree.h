@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/memory.h"
+#include "storages/memory.h"
 #include "varve/status.h"
 
 namespace varve {

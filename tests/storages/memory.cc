@@ -1,4 +1,4 @@
-#include "storage/memory.h"
+#include "storages/memory.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/checked.h"
-#include "storage/memory_tree.h"
+#include "storages/memory_tree.h"
 
 namespace varve {
 
