@@ -2,7 +2,7 @@
 #include <optional>
 #include <utility>
 
-#include "base/bytes.h"
+#include "base/fields.h"
 #include "interop/torch/encode.h"
 #include "publish/files_commit.h"
 #include "save/dcp_file.h"
@@ -26,32 +26,21 @@ struct Place {
   std::uint64_t number = 0;  ///< Of the rank's file.
 };
 
-std::string EncodePlace(const Place& place) {
-  Bytes bytes;
-  ByteWriter out(&bytes);
-  out.String(place.directory);
-  out.U8(place.is_below ? 1 : 0);
-  out.Varint(place.rank);
-  out.Varint(place.number);
-  return bytes;
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, Place>& place) {
+  archive(place.directory, place.is_below, place.rank, place.number);
+  archive.Check(
+      [&] { return !place.directory.empty() && place.directory.find('/') == std::string::npos; },
+      "a name that may lead anywhere else");
 }
 
 /// Errors: InvalidArgument for bytes that are not of a FileSystemWriter.
 Result<Place> DecodePlace(std::string_view bytes) {
-  ByteReader in(bytes);
-  Place place;
-  place.directory = in.String();
-  place.is_below = in.U8() != 0;
-  place.rank = static_cast<std::uint32_t>(in.Varint());
-  place.number = in.Varint();
-  // The name must not lead anywhere else.
-  if (!in.Finish().ok() || place.directory.empty() ||
-      place.directory.find('/') != std::string::npos) {
-    return InvalidArgument(
-        "the plan does not say where to write: its storage_data, as PrepareGlobalPlan made it, was "
-        "lost on the way");
-  }
-  return place;
+  Result<Place> place = DecodeFields<Place>(bytes);
+  return place.ok() ? std::move(place)
+                    : InvalidArgument(
+                          "the plan does not say where to write: its storage_data, as "
+                          "PrepareGlobalPlan made it, was lost on the way");
 }
 
 /// Returns a value as torch.save would store it.
@@ -221,7 +210,7 @@ Result<std::vector<SavePlan>> FileSystemWriter::PrepareGlobalPlan(std::vector<Sa
   VARVE_ASSIGN_OR_RETURN(commit_, FilesCommit::Begin(path_, terms, storage_));
   Place place{BaseName(commit_->staging()), !commit_->below().empty(), rank, commit_->first()};
   for (SavePlan& plan : plans) {
-    plan.storage_data = EncodePlace(place);
+    plan.storage_data = EncodeFields(place);
     ++place.rank;
   }
   return plans;
