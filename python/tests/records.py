@@ -28,3 +28,16 @@ def rewrite_record(checkpoint: Path, old: bytes, new: bytes) -> None:
 def make_newer(checkpoint: Path) -> None:
     """Makes a checkpoint look as if a newer Varve had written it."""
     rewrite_record(checkpoint, b'"varve_format": 4', b'"varve_format": 5')
+
+
+def make_data_newer(file: Path) -> None:
+    """Makes a data file look as if a newer Varve had written it."""
+    content = file.read_bytes()
+    size = 8 + int.from_bytes(content[:8], "little")
+    header = content[:size]
+    assert b'\\"format\\":1,' in header
+    header = header.replace(b'\\"format\\":1,', b'\\"format\\":9,')
+    at = header.index(b'\\"header_crc32c\\":\\"') + len(b'\\"header_crc32c\\":\\"')
+    zeroed = header[:at] + b"00000000" + header[at + 8 :]
+    checked = header[:at] + f"{crc32c(zeroed):08x}".encode() + header[at + 8 :]
+    file.write_bytes(checked + content[size:])

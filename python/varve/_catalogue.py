@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -11,7 +12,9 @@ from varve._core import manage
 from varve._engine import path_text
 from varve._files import StoredFiles
 from varve._manage._policy import Keep
-from varve.errors import InvalidArgumentError
+from varve.errors import Error, InvalidArgumentError
+
+_LOG = logging.getLogger("varve")
 
 _Path = str | os.PathLike[str]
 _Progress = Callable[[int, int], None]
@@ -30,6 +33,23 @@ def verify(path: _Path, *, progress: _Progress | None = None) -> list[_core.Dama
         progress: Called from other threads with bytes read and bytes in all, such as `varve.Progress()`.
     """
     return _core.verify(path_text(path), progress)
+
+
+def damages_left(path: _Path) -> list[_core.Damage]:
+    """Returns what `verify` finds, once an index that alone is damaged has been rebuilt.
+
+    A resume goes on from such a checkpoint: its data are whole.
+    """
+    damages = verify(path)
+    if damages and all(damage.file == "manifest.bin" for damage in damages):
+        try:
+            repair(path)
+        except Error as error:
+            _LOG.warning("%s: its index is damaged and could not be repaired: %s", path, error)
+            return damages
+        _LOG.warning("%s: its index was damaged and is repaired: %s", path, damages[0].problem)
+        damages = verify(path)
+    return damages
 
 
 def repair(path: _Path) -> bool:

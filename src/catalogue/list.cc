@@ -131,7 +131,8 @@ CheckpointEntry ExamineStale(Storage& storage, const std::string& directory,
     if (auto displaced = found_there.ok() ? *found_there : std::nullopt) {
       displaced->state = displaced->state == CheckpointState::kWhole ? CheckpointState::kDisplaced
                                                                      : displaced->state;
-      displaced->detail = "under " + found.name + "; an overwrite was interrupted";
+      const std::string problem = displaced->detail.empty() ? "" : "; " + displaced->detail;
+      displaced->detail = "under " + found.name + "; an overwrite was interrupted" + problem;
       return *displaced;
     }
   }

@@ -30,9 +30,15 @@ struct FileGroup {
   }
 };
 
+/// A data file that could not be understood, and why.
+struct UnreadFile {
+  std::string name;
+  Status why;
+};
+
 struct ScanResult {
   std::vector<FileGroup> groups;  ///< Newest first; of equal ones that with the lower id.
-  std::vector<Status> damaged;    ///< Files that could not be understood, with the reason.
+  std::vector<UnreadFile> damaged;
 };
 
 /// The data files of one save, as their names tell it.

@@ -36,12 +36,14 @@ class Verifier {
       return hashes;  // Another save has the name: nothing is damaged.
     }
     if (!hashes.ok()) {
-      Add(std::string(kManifestName), 0, 0, {}, hashes.message());
+      Add(std::string(kManifestName), opened_.record->frame_bytes, opened_.record->manifest_bytes,
+          {}, hashes.message());
     }
     bool all_readable = hashes.ok();
     for (std::uint32_t i = 0; i < opened_.metadata.files.size(); ++i) {
       VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       all_readable = CheckFile(i, &headers) && all_readable;
+      VARVE_RETURN_IF_ERROR(unsupported_);
     }
     if (all_readable) {
       // Intact headers and an intact manifest must agree.
@@ -139,7 +141,9 @@ class Verifier {
         headers->push_back(std::move(checked));
       }
     }
-    if (!status.ok()) {
+    if (status.code() == StatusCode::kUnimplemented) {
+      unsupported_ = status.Annotate(JoinPath(opened_.directory, expected.name));
+    } else if (!status.ok()) {
       Add(expected.name, 0, expected.data_begin, {}, status.message());
     }
     return status.ok();
@@ -151,6 +155,7 @@ class Verifier {
   const std::stop_token& stop_;
   std::uint64_t total_;
   std::atomic<std::uint64_t> checked_{0};
+  Status unsupported_;  // A data file of a newer version: no damage.
   VerifyReport report_;
 };
 

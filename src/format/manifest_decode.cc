@@ -17,6 +17,7 @@
 #include "base/checked.h"
 #include "base/checksum.h"
 #include "format/chunk_grid.h"
+#include "format/json_writer.h"
 #include "format/manifest.h"
 #include "format/manifest_frame.h"
 #include "format/manifest_generated.h"
@@ -121,6 +122,9 @@ class Decoder {
       return MalformedManifest("name out of range");
     }
     name->assign(in_.names()->c_str() + begin, end - begin);
+    if (!IsUtf8(*name)) {
+      return MalformedManifest("a name that is not UTF-8");
+    }
     return Status::Ok();
   }
 
@@ -401,6 +405,9 @@ Result<ManifestFrame> DecodeFrame(std::string_view frame, std::uint64_t manifest
     return MalformedManifest("FlatBuffers verification failed");
   }
   const fb::Manifest& manifest = *fb::GetManifest(data);
+  if (!IsAligned(manifest.layouts())) {
+    return MalformedManifest("misaligned records");
+  }
   std::uint64_t chunks = 0;  // Their number is a file's size: a few bytes cannot claim many.
   if (plain.version != kChunkRecordVersion && manifest.layouts() != nullptr) {
     for (const fb::LayoutRecord* layout : *manifest.layouts()) {

@@ -14,6 +14,7 @@
 #include "format/manifest_generated.h"
 #include "support/checkpoints.h"
 #include "support/random.h"
+#include "support/sanitized.h"
 #include "support/status_matchers.h"
 #include "tensor/box.h"
 #include "varve/storage.h"
@@ -194,7 +195,7 @@ TEST(Manifest, NeverReturnsMetadataThatLiesWhateverTheBytes) {
     const Bytes good = test::PlainOfManifest(manifest);
     const std::uint64_t hashes = manifest.size() - test::SealManifest(good, version).size();
     std::size_t read = 0;
-    for (std::size_t at = 0; at < good.size(); ++at) {
+    for (std::size_t at = 0; at < good.size(); at += test::kEvery) {
       for (const int byte : {0, 1, 0x7F, 0x80, 0xFF, static_cast<int>(random.Below(256))}) {
         Bytes plain = good;
         plain[at] = static_cast<char>(byte);

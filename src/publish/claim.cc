@@ -72,12 +72,22 @@ Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
   return Occupant::kCheckpoint;
 }
 
+/// Errors: Unimplemented for a checkpoint that a newer Varve has published. This one cannot tell what
+/// would be lost with it.
+Status CheckNotNewer(Storage& storage, const std::string& path) {
+  const Status record = ReadCommitRecord(storage, path).status();
+  return record.code() == StatusCode::kUnimplemented
+             ? Unimplemented(record.message() +
+                             "; a save does not replace it: remove it, or choose another name")
+             : Status::Ok();
+}
+
 /// Returns Ok when the checkpoint at `path` may be replaced.
 Status CheckMayReplace(Storage& storage, const std::string& path, Overwrite overwrite,
                        const std::stop_token& stop) {
   switch (overwrite) {
     case Overwrite::kAlways:
-    case Overwrite::kInPlace: return Status::Ok();
+    case Overwrite::kInPlace: return CheckNotNewer(storage, path);
     case Overwrite::kNever:
       return AlreadyExists(path + " already holds a checkpoint; pass overwrite to replace it");
     case Overwrite::kDamaged: break;

@@ -48,7 +48,7 @@ Result<ScanResult> Scan(Storage& storage, const std::string& directory,
                         const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(ScanResult scan, ScanDataFiles(storage, directory, stop));
   if (!scan.damaged.empty()) {
-    return scan.damaged.front().Annotate("repair needs every data file's header; cannot use");
+    return scan.damaged.front().why.Annotate("repair needs every data file's header; cannot use");
   }
   return scan;
 }
@@ -76,11 +76,31 @@ Result<Metadata> Rebuild(const ScanResult& scan, const std::string& directory,
   return metadata;
 }
 
-/// Returns true where the checkpoint has this index already, and it can be read.
-bool IsIndexed(Storage& storage, const std::string& path, const Metadata& metadata) {
+/// Returns true for what repair mends: an index that is damaged or missing. A newer Varve's index is
+/// neither, nor one that cannot be read now.
+bool IsDamage(StatusCode code) {
+  return code == StatusCode::kDataLoss || code == StatusCode::kNotFound;
+}
+
+/// Returns the record, or that it is damaged or missing. Errors: those of a record that is not.
+Result<Result<CommitRecord>> RecordToMend(Storage& storage, const std::string& path) {
+  auto record = ReadCommitRecord(storage, path);
+  if (!record.ok() && !IsDamage(record.status().code())) {
+    return record.status();
+  }
+  return record;
+}
+
+/// Returns true where the checkpoint has this index already, and it can be read. Errors: those of
+/// an index that is not damaged.
+Result<bool> IsIndexed(Storage& storage, const std::string& path, const Metadata& metadata) {
   auto current = OpenIndex(storage, path);
-  return current.ok() && current->record && ReadHashes(storage, &*current).ok() &&
-         current->metadata == metadata;
+  const Status hashes =
+      current.ok() && current->record ? ReadHashes(storage, &*current) : current.status();
+  if (!hashes.ok() && !IsDamage(hashes.code())) {
+    return hashes;
+  }
+  return hashes.ok() && current->record && current->metadata == metadata;
 }
 
 /// Returns the data directory in `path` with the newest complete set of files, by its name.
@@ -114,11 +134,7 @@ Result<std::string> NewestDirectory(Storage& storage, const std::string& path,
 Result<RepairReport> ObjectPublisher::RepairIndex(const std::string& path,
                                                   const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(path));
-  const auto record = ReadCommitRecord(storage_, path);
-  if (!record.ok() && record.status().code() != StatusCode::kDataLoss &&
-      record.status().code() != StatusCode::kNotFound) {
-    return record.status();
-  }
+  VARVE_ASSIGN_OR_RETURN(const auto record, RecordToMend(storage_, path));
   const bool apart = std::none_of(entries.begin(), entries.end(), [](const DirectoryEntry& entry) {
     return IsDataDirectoryName(entry.name);
   });
@@ -135,7 +151,8 @@ Result<RepairReport> ObjectPublisher::RepairIndex(const std::string& path,
   VARVE_ASSIGN_OR_RETURN(const ScanResult scan, Scan(storage_, directory, stop));
   VARVE_ASSIGN_OR_RETURN(const Metadata metadata, Rebuild(scan, directory, record));
   RepairReport report{metadata.save_id, metadata.files.size(), true};
-  if (IsIndexed(storage_, path, metadata)) {
+  VARVE_ASSIGN_OR_RETURN(const bool is_indexed, IsIndexed(storage_, path, metadata));
+  if (is_indexed) {
     report.changed = false;
     return report;
   }
@@ -162,11 +179,12 @@ Result<RepairReport> ObjectPublisher::RepairIndex(const std::string& path,
 
 Result<RepairReport> FileSystemPublisher::RepairIndex(const std::string& path,
                                                       const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const auto record, RecordToMend(storage_, path));
   VARVE_ASSIGN_OR_RETURN(const ScanResult scan, Scan(storage_, path, stop));
-  const auto record = ReadCommitRecord(storage_, path);
   VARVE_ASSIGN_OR_RETURN(const Metadata metadata, Rebuild(scan, path, record));
   RepairReport report{metadata.save_id, metadata.files.size(), true};
-  if (IsIndexed(storage_, path, metadata)) {
+  VARVE_ASSIGN_OR_RETURN(const bool is_indexed, IsIndexed(storage_, path, metadata));
+  if (is_indexed) {
     report.changed = false;
     return report;
   }

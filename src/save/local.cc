@@ -26,7 +26,9 @@
 //     it, as they would change the latest time of all, and the newest complete save loses nothing.
 //     A save whose rank 0 has no file yet may turn out to be newer. Its files are removed under
 //     rank 0's lock, with which none can come meanwhile, or without locks when they are a day older
-//     than this save. Rank 0's file goes last.
+//     than this save. Rank 0's file goes last. A file that is damaged does not tell its age: it goes
+//     with overwrite, if it was there in step 3. Until then readers refuse both sets, where its own
+//     may be the newer one.
 //
 // In an object store names cannot be changed and there are no locks, but a file appears whole or
 // not at all, when its upload is completed (ConditionalWrites). There step 1 does nothing: nothing
@@ -40,7 +42,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "base/guarded.h"
@@ -60,13 +64,14 @@
 namespace varve {
 namespace {
 
-/// Returns whether the directory holds files of other saves. Goes by names: decoding headers would
-/// cost each rank a read of every file that the others have published.
-Result<bool> CheckTarget(Storage& storage, const std::string& path, const SaveId& id,
-                         bool overwrite) {
+/// Returns the names of data files of other saves in the directory. Goes by names: decoding headers
+/// would cost each rank a read of every file that the others have published.
+Result<std::set<std::string>> CheckTarget(Storage& storage, const std::string& path,
+                                          const SaveId& id, bool overwrite) {
+  std::set<std::string> others;
   const auto listed = storage.List(path);
   if (listed.status().code() == StatusCode::kNotFound) {
-    return false;  // In an object store the first file makes the directory.
+    return others;  // In an object store the first file makes the directory.
   }
   VARVE_RETURN_IF_ERROR(listed.status());
   const auto& entries = *listed;
@@ -84,10 +89,13 @@ Result<bool> CheckTarget(Storage& storage, const std::string& path, const SaveId
                          "); a save without coordination cannot replace it: remove it (`varve "
                          "rm`), or choose another name");
   }
-  bool others = false;
   for (const NamedSet& set : GroupByName(entries)) {
     const bool other = set.save != NamedSave(id);
-    others = others || other;
+    for (const auto& [rank, name] : set.files) {
+      if (other) {
+        others.insert(name);
+      }
+    }
     if (other && set.complete() && !overwrite) {
       return AlreadyExists(path + " already holds a checkpoint; pass overwrite to replace it");
     }
@@ -155,9 +163,10 @@ Status RemoveGroup(Storage& storage, const std::string& path, const FileGroup& g
 }
 
 /// Removes older saves once this one is complete; complete ones only if they may be overwritten.
-/// `is_rank_0`: the caller holds rank 0's lock.
+/// `before` names the files of others that were there before this rank wrote its own. `is_rank_0`:
+/// the caller holds rank 0's lock.
 Status RemoveOlderSaves(Storage& storage, const std::string& path, const SaveId& id, bool overwrite,
-                        bool is_rank_0) {
+                        const std::set<std::string>& before, bool is_rank_0) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
   const std::vector<NamedSet> sets = GroupByName(entries);
   const bool complete = std::any_of(sets.begin(), sets.end(), [&](const NamedSet& set) {
@@ -168,32 +177,36 @@ Status RemoveOlderSaves(Storage& storage, const std::string& path, const SaveId&
   }
   // Headers tell which saves are older, and that this one is as complete as its names say.
   VARVE_ASSIGN_OR_RETURN(const ScanResult scan, ScanDataFiles(storage, path));
-  for (const Status& unread : scan.damaged) {
-    const StatusCode code = unread.code();
+  for (const UnreadFile& unread : scan.damaged) {
+    const StatusCode code = unread.why.code();
     if (code == StatusCode::kUnavailable || code == StatusCode::kFailedPrecondition) {
-      return unread;  // Not damage: a save that lacks a file here may be complete.
+      return unread.why;  // Not damage: a save that lacks a file here may be complete.
     }
   }
-  std::optional<std::uint64_t> ours_ns;
-  for (const FileGroup& group : scan.groups) {  // Newest first.
-    if (group.save_id == id) {
-      if (!group.complete()) {
-        return Status::Ok();
-      }
-      ours_ns = group.created_ns;
-      // The other ranks' names must be as durable as ours before older files go.
-      VARVE_RETURN_IF_ERROR(storage.SyncDirectory(path));
-      continue;
+  const auto ours = std::find_if(scan.groups.begin(), scan.groups.end(),
+                                 [&](const FileGroup& group) { return group.save_id == id; });
+  if (ours == scan.groups.end() || !ours->complete()) {
+    return Status::Ok();
+  }
+  // The other ranks' names must be as durable as ours before older files go.
+  VARVE_RETURN_IF_ERROR(storage.SyncDirectory(path));
+  for (const UnreadFile& unread : scan.damaged) {  // First: those of its save are then incomplete.
+    if (overwrite && unread.why.code() == StatusCode::kDataLoss && IsRankFileName(unread.name) &&
+        before.contains(unread.name)) {
+      VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, unread.name)));
     }
-    const bool wanted = group.complete() && !overwrite;
+  }
+  for (auto group = std::next(ours); group != scan.groups.end(); ++group) {  // Newest first.
+    const bool wanted = group->complete() && !overwrite;
     // Never a file of ranks that saved together: a commit record may count on it by now.
-    const bool theirs = !group.files.empty() && group.files[0].header.identity.coordinated;
-    if (!ours_ns || wanted || theirs) {
+    const bool theirs = !group->files.empty() && group->files[0].header.identity.coordinated;
+    if (wanted || theirs) {
       continue;
     }
     std::unique_ptr<StorageLock> lock;
-    if (group.has_rank_0() || is_rank_0 || NeverCompletes(storage, path, group, *ours_ns, &lock)) {
-      VARVE_RETURN_IF_ERROR(RemoveGroup(storage, path, group));
+    if (group->has_rank_0() || is_rank_0 ||
+        NeverCompletes(storage, path, *group, ours->created_ns, &lock)) {
+      VARVE_RETURN_IF_ERROR(RemoveGroup(storage, path, *group));
     }
   }
   return Status::Ok();
@@ -275,9 +288,9 @@ class RankLocalSave final : public SaveSession {
     return Status::Ok();
   }
 
-  /// Steps 1 to 4, and the renaming of step 5. Sets `others`: whether there are files of other
-  /// saves; and `lock`, where there are locks.
-  Result<WrittenShare> WriteFile(StagedFile* staged, bool* others,
+  /// Steps 1 to 4, and the renaming of step 5. Sets `others`: the files of other saves that are
+  /// there; and `lock`, where there are locks.
+  Result<WrittenShare> WriteFile(StagedFile* staged, std::set<std::string>* others,
                                  std::unique_ptr<StorageLock>* lock) {
     VARVE_RETURN_IF_ERROR(CheckDisplaced(storage_, path_));  // Step 1.
     VARVE_RETURN_IF_ERROR(MakeDirectories(storage_, path_));
@@ -313,7 +326,7 @@ class RankLocalSave final : public SaveSession {
   }
 
   Result<SaveReport> Publish(StagedFile* staged) {
-    bool others = false;
+    std::set<std::string> others;
     std::unique_ptr<StorageLock> lock;  // To the end of step 6.
     VARVE_ASSIGN_OR_RETURN(const WrittenShare written, WriteFile(staged, &others, &lock));
     std::optional<PhaseTimer> timer(std::in_place, &phases_, "commit");
@@ -324,10 +337,10 @@ class RankLocalSave final : public SaveSession {
       (void)storage_.Remove(JoinPath(path_, file_name_));
       return AlreadyExists("another save has published a committed checkpoint meanwhile");
     }
-    if (overwrite() || others) {  // Step 6.
+    if (overwrite() || !others.empty()) {  // Step 6.
       const bool is_rank_0 = lock != nullptr && identity().rank == 0;
       VARVE_RETURN_IF_ERROR(
-          RemoveOlderSaves(storage_, path_, identity().save_id, overwrite(), is_rank_0));
+          RemoveOlderSaves(storage_, path_, identity().save_id, overwrite(), others, is_rank_0));
     }
     timer.reset();
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;

@@ -117,8 +117,8 @@ TEST_F(S3FaultsOfDcp, AnIndexOfMoreThanAMebibyteIsPublishedAndReplaced) {
   const auto storage = Open(server);
   State state;
   std::vector<float> memory(4, 1.0F);
-  for (int i = 0; i < 5'000; ++i) {
-    state.tensors.push_back({std::string(200, 'n') + std::to_string(i),
+  for (int i = 0; i < 1'000; ++i) {
+    state.tensors.push_back({std::string(1'000, 'n') + std::to_string(i),
                              DType::kFloat32,
                              {4},
                              WholeBox({4}),

@@ -9,6 +9,7 @@ import os
 from typing import Any, Literal
 
 from varve import _core
+from varve._catalogue import damages_left
 from varve._core import manage
 from varve._manage._history import History
 from varve._manage._place import Place
@@ -128,7 +129,7 @@ class Chooser:
         if step.state == "damaged":
             return step.detail
         if self._verify == "full":
-            damages = _core.verify(path)
+            damages = damages_left(path)
             if damages:
                 first = damages[0]
                 where = f"{first.file} bytes {first.begin} to {first.end}"

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Collection
 
 import varve
+from varve._catalogue import damages_left
 from varve._core import manage
 from varve._engine import local_path_text
 from varve.errors import Error, UnsupportedError
@@ -90,7 +91,7 @@ def _listed(folder: str) -> dict[str, varve.CheckpointEntry]:
 
 def _damage(path: str) -> str | None:
     try:
-        damages = varve.verify(path)
+        damages = damages_left(path)
     except UnsupportedError:
         raise
     except Error as error:

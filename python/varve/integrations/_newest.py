@@ -7,6 +7,7 @@ import math
 import os
 
 import varve
+from varve._catalogue import damages_left
 from varve._engine import is_remote, path_text
 from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error, UnsupportedError
 
@@ -62,7 +63,7 @@ def newest_good(folder: str) -> str:
     """
     for path in checkpoints_in(folder):
         try:
-            damages = varve.verify(path)
+            damages = damages_left(path)
             reason = str(damages[0]) if damages else None
         except UnsupportedError:
             raise

@@ -1,7 +1,9 @@
 // Varve's own format (docs/format.md): a directory with a commit record, or with the data files of
 // ranks that saved apart.
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "catalogue/formats/known_format.h"
 #include "catalogue/names.h"
@@ -10,6 +12,30 @@
 
 namespace varve {
 namespace {
+
+/// Returns the file that cannot be read of a set that may be newer than `chosen`, the newest that
+/// could be read; null where there is none. A file has its name once it is whole, so a set that its
+/// names show complete was saved, and the state in `chosen` may be an older one.
+const UnreadFile* UnreadOfNewer(const ScanResult& scan, const FileGroup& chosen,
+                                const std::vector<NamedSet>& complete) {
+  for (const NamedSet& set : complete) {
+    const auto read =
+        std::find_if(scan.groups.begin(), scan.groups.end(), [&](const FileGroup& group) {
+          return NamedSave(group.save_id) == set.save && group.world_size == set.world_size;
+        });
+    if (set.save.empty() ||
+        (read != scan.groups.end() && (read->complete() || read->created_ns < chosen.created_ns))) {
+      continue;
+    }
+    for (const UnreadFile& file : scan.damaged) {
+      if (std::any_of(set.files.begin(), set.files.end(),
+                      [&](const auto& named) { return named.second == file.name; })) {
+        return &file;
+      }
+    }
+  }
+  return nullptr;
+}
 
 /// Returns the newest complete set of rank-local files.
 Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory,
@@ -31,6 +57,9 @@ Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory
     if (!group.files.empty() && group.files[0].header.identity.coordinated) {
       return DataLoss(directory + ": varve.json is missing" + std::string(kRepairHint));
     }
+    if (const UnreadFile* const unread = UnreadOfNewer(scan, group, complete)) {
+      return unread->why.Annotate(directory + ": a set of files that may be the newest");
+    }
     auto metadata = MergeHeaders(group.files);
     if (!metadata.ok()) {
       return metadata.status().Annotate(directory);
@@ -40,7 +69,7 @@ Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory
     return opened;
   }
   if (!scan.damaged.empty()) {
-    return scan.damaged.front();
+    return scan.damaged.front().why;
   }
   if (scan.groups.empty()) {
     return NotFound(directory + " holds no data files any more");

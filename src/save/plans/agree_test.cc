@@ -16,6 +16,7 @@
 #include "save/settled.h"
 #include "support/counting_ranks.h"
 #include "support/random.h"
+#include "support/sanitized.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
 #include "tensor/box.h"
@@ -394,7 +395,8 @@ TEST(PlansAsBefore, CostLittleWhereEverySecondSaveHasAnotherPlan) {
   const auto every_second = [&](int step) {
     job.state(0).structure = step % 2 == 0 ? structure : EncodeValue(Value::Int(step));
   };
-  EXPECT_LE(SecondExchanges(job, dir / "step-", 200, every_second), 200 / 6);
+  constexpr int kSaves = test::kSanitized ? 60 : 200;
+  EXPECT_LE(SecondExchanges(job, dir / "step-", kSaves, every_second), kSaves / 6);
 }
 
 TEST(PlansAsBefore, AreFoundAgainWhenReplicasDifferNowAndThen) {
@@ -448,7 +450,7 @@ TEST(PlansAsBefore, NeverShowInWhatIsStored) {
   const TempDir dir;
   Random random(11);
   Job job(3);
-  for (int step = 0; step < 60; ++step) {
+  for (int step = 0; step < (test::kSanitized ? 20 : 60); ++step) {
     const std::size_t rank = random.Below(3);
     SaveOptions options;
     switch (random.Below(9)) {
