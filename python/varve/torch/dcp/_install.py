@@ -259,8 +259,7 @@ def _is_plain_writer(writer: Any) -> bool:
 def _exchanged(storage: Any, checkpoint_id: Any, kind: str) -> Any:
     """Returns this package's storage for a call, with the options of the stock one that was given.
 
-    A reader knows torch's registry of extensions: what Varve cannot read (quantized tensors, say) is
-    then read by torch's reader, as without `install`.
+    What Varve cannot read (quantized tensors, say) is read by torch's reader, as without `install`.
     """
     if type(storage) is filesystem.FileSystemWriter:
         options = {name: getattr(storage, name) for name in _WRITER_OPTIONS}
@@ -272,7 +271,9 @@ def _exchanged(storage: Any, checkpoint_id: Any, kind: str) -> Any:
     if registry is None:
         make = getattr(filesystem, "ExtensionRegistry", None)  # Not in torch 2.6.
         registry = make() if make is not None else None
-    return FileSystemReader(path, registry)
+    reader = FileSystemReader(path, registry)
+    reader.falls_back = True
+    return reader
 
 
 def _log_once(name: str, obstacle: str) -> None:

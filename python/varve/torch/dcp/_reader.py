@@ -61,7 +61,7 @@ class FileSystemReader(filesystem.FileSystemReader):
         self.rank = None
         self.use_collectives = True
         self._by_torch = False
-        self._has_registry = bool(newer)
+        self.falls_back = bool(newer)  # What Varve cannot read torch reads.
         self._serves = False
         self._serving: _core.Reader | None = None
         self._forget()
@@ -110,7 +110,7 @@ class FileSystemReader(filesystem.FileSystemReader):
             with collector_at_rest():
                 return metadata_of(self._reader, self.load_id)
         except UnsupportedError:
-            if not self._has_registry or is_object(self.path):
+            if not self.falls_back or is_object(self.path):
                 raise
             self._by_torch = True
             return super().read_metadata(*args, **options)
