@@ -21,8 +21,6 @@ import numpy as np
 from varve import _classes
 from varve.errors import Error, InvalidArgumentError, UnsupportedError
 
-LIST: Final = 9
-DICT: Final = 11
 ORDERED_DICT: Final = 12
 COUNTER: Final = 15
 DEFAULT_DICT: Final = 16

@@ -46,11 +46,11 @@ Result<StateMetadata> Save(const State& state, StorageWriter& writer, SavePlanne
 Result<StateMetadata> Save(const State& state, StorageWriter& writer,
                            const CallOptions& options = {});
 
-/// Returns a writer of the first backend that takes `checkpoint_id` (ValidateCheckpointId): today a
-/// FileSystemWriter, for paths and "s3://" names. Errors: InvalidArgument when none does.
+/// Returns a FileSystemWriter, for paths and "s3://" names. Errors: InvalidArgument for an id that
+/// its ValidateCheckpointId does not take.
 Result<std::unique_ptr<StorageWriter>> MakeStorageWriter(std::string_view checkpoint_id);
 
-/// Returns a reader of the first backend that takes `checkpoint_id`, as MakeStorageWriter.
+/// Returns a FileSystemReader likewise.
 Result<std::unique_ptr<StorageReader>> MakeStorageReader(std::string_view checkpoint_id);
 
 /// Fills the ranks' targets. Collective as Save. Errors: those of the hooks; FailedPrecondition

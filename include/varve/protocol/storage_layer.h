@@ -66,8 +66,8 @@ namespace varve::protocol {
 /// Puts plans into a storage. One object a rank, which may be used for one save after the other.
 ///
 /// DCP's class method validate_checkpoint_id, which chooses a storage for an id, is a static
-/// ValidateCheckpointId of our own backends and no hook; MakeStorageWriter (checkpoint.h) asks
-/// them. A writer refuses an id that is not of its kind in Reset.
+/// ValidateCheckpointId of our own backend and no hook; MakeStorageWriter (checkpoint.h) asks it. A
+/// writer refuses an id that is not of its kind in Reset.
 class StorageWriter {
  public:
   virtual ~StorageWriter() = default;

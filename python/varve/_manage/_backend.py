@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import varve
 from varve import _arguments, _core
@@ -21,29 +21,40 @@ _LOG = logging.getLogger("varve")
 Ended = Callable[[Any], None]
 
 
-class Backend(Protocol):
-    """See the top of this file. `rank` and `size` are of the manager's group."""
+class Backend:
+    """See the top of this file. What a single process does; ranks override what takes all of them.
 
-    rank: int
-    size: int
+    Attributes:
+        rank: In the manager's group.
+        size: Of the manager's group.
+    """
+
+    rank = 0
+    size = 1
 
     def call(self, what: str) -> AbstractContextManager[Channel | None]:
         """Enters a call; None in a single process."""
+        return nullcontext()
 
     def channel(self) -> Channel | None:
         """Returns a connection for messages in the background; None in a single process. Collective."""
+        return None
 
     def background(self, owner: str) -> Channel | None:
         """Returns one more such connection, for `owner`. Collective."""
+        return None
 
     def save(self, state: Any, path: str, files: Mapping[str, bytes], ended: Ended) -> Future[Any]:
         """Begins a save that replaces what is at `path`; `ended` is called with its future."""
+        raise NotImplementedError
 
     def protect(self, state: Any, path: str, files: Mapping[str, bytes]) -> Future[Any]:
         """Leaves a copy with the agent of this node."""
+        raise InvalidArgumentError("protect: only varve.torch.CheckpointManager has it")
 
     def load(self, state: Any, path: str, options: Mapping[str, Any]) -> LoadReport:
         """Loads into a state."""
+        raise NotImplementedError
 
     def tell_past(self, path: str) -> None:
         """Tells ranks that wait for this one to save an earlier step that it is past that, in no call."""
@@ -58,25 +69,11 @@ class Backend(Protocol):
         """Gives back what was made for the manager."""
 
 
-class NumpyBackend:
+class NumpyBackend(Backend):
     """One process; saves are made in the call."""
-
-    rank = 0
-    size = 1
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
-
-    @contextmanager
-    def call(self, what: str) -> Iterator[None]:
-        """Enters a call of one process."""
-        yield None
-
-    def channel(self) -> None:
-        """Returns None: there are no other ranks."""
-
-    def background(self, owner: str) -> None:
-        """Returns None likewise."""
 
     def save(self, state: Any, path: str, files: Mapping[str, bytes], ended: Ended) -> Future[Any]:
         """Saves now."""
@@ -89,25 +86,9 @@ class NumpyBackend:
         ended(future)
         return future
 
-    def protect(self, state: Any, path: str, files: Mapping[str, bytes]) -> Future[Any]:
-        """Raises InvalidArgumentError: the agent takes states of torch."""
-        raise InvalidArgumentError("protect: only varve.torch.CheckpointManager has it")
-
     def load(self, state: Any, path: str, options: Mapping[str, Any]) -> LoadReport:
         """Loads into a state."""
         return varve.load(state, path, **options)
-
-    def tell_past(self, path: str) -> None:
-        """Returns at once: there are no other ranks."""
-
-    def wait_for_agent(self, run: str, seconds: float) -> None:
-        """Returns at once: no save of this kind is left with an agent."""
-
-    def drain(self) -> None:
-        """Returns at once."""
-
-    def close(self) -> None:
-        """Returns at once."""
 
 
 def checked_options(options: Mapping[str, Any] | None, known: set[str]) -> dict[str, Any]:

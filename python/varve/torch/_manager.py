@@ -16,7 +16,7 @@ import torch.distributed as dist
 import varve.torch
 from varve import agent
 from varve._core import Channel, LoadReport
-from varve._manage._backend import Ended, checked_options, inside
+from varve._manage._backend import Backend, Ended, checked_options, inside
 from varve._manage._inputs import Settings
 from varve._manage._manager import Manager
 from varve._manage._policy import Ending, Every, Keep
@@ -42,7 +42,7 @@ _PASSED_ON = (set(signature(async_save).parameters) & set(signature(defer_save).
 }
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """Ranks of a process group; saves go by a stager."""
 
     def __init__(

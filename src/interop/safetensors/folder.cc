@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "interop/overlap.h"
 #include "interop/safetensors/decode.h"
 #include "tensor/box.h"
 
@@ -65,22 +66,8 @@ Status DropReplicas(const std::vector<OpenedFile>& files, std::vector<Chunk>* ch
 }
 
 Status CheckDisjoint(const std::vector<OpenedFile>& files, const std::vector<Chunk>& chunks) {
-  std::vector<Box> boxes;
-  boxes.reserve(chunks.size());
-  for (const Chunk& chunk : chunks) {
-    boxes.push_back(chunk.box);
-  }
-  if (!AnyOverlap(boxes)) {
-    return Status::Ok();
-  }
-  for (std::size_t i = 0; i < chunks.size(); ++i) {
-    for (std::size_t j = i + 1; j < chunks.size(); ++j) {
-      if (Intersect(boxes[i], boxes[j])) {
-        return Overlap(files, chunks[i], chunks[j]);
-      }
-    }
-  }
-  return Internal("chunks overlap, but no two of them do");
+  VARVE_ASSIGN_OR_RETURN(const auto overlap, FindOverlap(chunks));
+  return overlap ? Overlap(files, chunks[overlap->first], chunks[overlap->second]) : Status::Ok();
 }
 
 std::string Describe(const std::vector<OpenedFile>& files, const Part& part) {
