@@ -357,6 +357,7 @@ int SecondExchanges(Job& job, const std::string& path, int saves,
   return second;
 }
 
+constexpr int kManySaves = test::kSanitized ? 20 : 60;
 constexpr int kMostMisses = Agreements::kMostWeight / Agreements::kMissWeight;
 
 TEST(PlansAsBefore, AreNotNamedForNothingAgainAndAgain) {
@@ -385,7 +386,7 @@ TEST(PlansAsBefore, OfMoreThanSumsMayTellAreNotKept) {
       }
     }
   };
-  EXPECT_LE(SecondExchanges(job, dir / "step-", 60, diverge), kMostMisses);
+  EXPECT_LE(SecondExchanges(job, dir / "step-", kManySaves, diverge), kMostMisses);
 }
 
 TEST(PlansAsBefore, CostLittleWhereEverySecondSaveHasAnotherPlan) {
@@ -403,7 +404,7 @@ TEST(PlansAsBefore, AreFoundAgainWhenReplicasDifferNowAndThen) {
   const TempDir dir;
   Job job(3);
   const auto diverge = [&](int step) { job.Fill(2, kLayers, step % 3 == 2 ? -1.0F : 1.0F); };
-  EXPECT_LE(SecondExchanges(job, dir / "step-", 60, diverge), 1);
+  EXPECT_LE(SecondExchanges(job, dir / "step-", kManySaves, diverge), 1);
 }
 
 TEST(PlansAsBefore, GoToAnotherProcessWithTheSizesOfTheirValues) {
@@ -450,7 +451,7 @@ TEST(PlansAsBefore, NeverShowInWhatIsStored) {
   const TempDir dir;
   Random random(11);
   Job job(3);
-  for (int step = 0; step < (test::kSanitized ? 20 : 60); ++step) {
+  for (int step = 0; step < kManySaves; ++step) {
     const std::size_t rank = random.Below(3);
     SaveOptions options;
     switch (random.Below(9)) {
