@@ -46,7 +46,7 @@ def test_steps_in_quarantine_alone_are_no_new_run(tmp_path: Path) -> None:
         manager.resume(state())
 
 
-def test_a_step_whose_index_alone_is_damaged_is_repaired_and_resumed_from(
+def test_a_step_whose_hashes_alone_are_damaged_is_repaired_and_resumed_from(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"
@@ -60,7 +60,7 @@ def test_a_step_whose_index_alone_is_damaged_is_repaired_and_resumed_from(
     assert 0 < damage.begin < damage.end
     with varve.CheckpointManager(run, verify="full") as manager:
         assert manager.resume(state()) == 2
-    assert "its index was damaged and is repaired" in caplog.text
+    assert "its manifest was damaged and is repaired" in caplog.text
     assert manifest.read_bytes() == before
 
 

@@ -174,3 +174,14 @@ def test_a_save_without_coordination_replaces_a_damaged_one(tmp_path: Path) -> N
     kept = save_apart(torch.ones(3), tmp_path / "a", overwrite=True)
     assert list((tmp_path / "a").glob("data-*")) == [kept]
     assert varve.torch.read(tmp_path / "a")["w"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_files_that_a_newer_varve_saved_apart_are_not_replaced(apart: bool, tmp_path: Path) -> None:
+    make_data_newer(save_apart(torch.zeros(3), tmp_path / "a"))
+    before = contents(tmp_path / "a")
+    with pytest.raises(varve.UnsupportedError, match="use a newer Varve"):
+        varve.torch.save({"w": torch.ones(3)}, tmp_path / "a", coordinate=not apart, overwrite=True)
+    assert {
+        name: text for name, text in contents(tmp_path / "a").items() if "lock" not in name
+    } == before

@@ -53,6 +53,16 @@ def test_repair_rebuilds_the_very_bytes_of_the_index(
     assert len(list(checkpoint.iterdir())) == 3
 
 
+def test_repair_of_hashes_leaves_the_record_on_which_readers_hold_locks(checkpoint: Path) -> None:
+    before = (checkpoint / "varve.json").stat().st_ino
+    manifest = checkpoint / "manifest.bin"
+    good = manifest.read_bytes()
+    manifest.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    assert varve.repair(checkpoint) is True
+    assert manifest.read_bytes() == good
+    assert (checkpoint / "varve.json").stat().st_ino == before
+
+
 def test_repair_of_an_intact_checkpoint_changes_nothing(checkpoint: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in checkpoint.iterdir()}
     assert varve.repair(checkpoint) is False

@@ -36,20 +36,21 @@ def verify(path: _Path, *, progress: _Progress | None = None) -> list[_core.Dama
 
 
 def damages_left(path: _Path) -> list[_core.Damage]:
-    """Returns what `verify` finds, once an index that alone is damaged has been rebuilt.
+    """Returns what `verify` finds, less what it found in a manifest that has been rebuilt.
 
-    A resume goes on from such a checkpoint: its data are whole.
+    `verify` has read the headers of all data files by then, and a manifest is made of these.
     """
     damages = verify(path)
-    if damages and all(damage.file == "manifest.bin" for damage in damages):
-        try:
-            repair(path)
-        except Error as error:
-            _LOG.warning("%s: its index is damaged and could not be repaired: %s", path, error)
-            return damages
-        _LOG.warning("%s: its index was damaged and is repaired: %s", path, damages[0].problem)
-        damages = verify(path)
-    return damages
+    if not damages or any(damage.file != "manifest.bin" for damage in damages):
+        return damages
+    try:
+        repaired = repair(path)
+    except Error as error:
+        _LOG.warning("%s: its manifest is damaged and could not be repaired: %s", path, error)
+        return damages
+    how = "is repaired" if repaired else "is found right when it is read again"
+    _LOG.warning("%s: its manifest was damaged and %s: %s", path, how, damages[0].problem)
+    return []
 
 
 def repair(path: _Path) -> bool:

@@ -20,10 +20,14 @@ std::string NameSome(const Range& names, std::size_t most = 10) {
   return count <= most ? text : text + " and " + std::to_string(count - most) + " more";
 }
 
-/// Returns ranks 0 to 3 and 7 as "ranks 0-3, 7".
+/// Returns ranks 0 to 3 and 7 as "ranks 0-3, 7", and "and 7 more" behind 32 such parts.
 inline std::string NameRanks(const std::vector<int>& ranks) {
+  std::size_t most = 32;
   std::string text = ranks.size() > 1 ? "ranks " : "rank ";
   for (std::size_t i = 0; i < ranks.size();) {
+    if (most-- == 0) {
+      return text + " and " + std::to_string(ranks.size() - i) + " more";
+    }
     std::size_t end = i + 1;
     while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) {
       ++end;

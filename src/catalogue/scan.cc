@@ -82,7 +82,7 @@ Result<ScanResult> ScanFiles(Storage& storage, const std::string& directory,
     const std::string path = JoinPath(directory, name);
     auto checked = ReadHeader(storage, path, name);
     if (!checked.ok()) {
-      result.damaged.push_back({name, checked.status().Annotate(path)});
+      result.unread.push_back({name, checked.status().Annotate(path)});
       continue;
     }
     FileGroup& group = groups[checked->header.identity.save_id];

@@ -30,7 +30,7 @@ struct FileGroup {
   }
 };
 
-/// A data file that could not be understood, and why.
+/// A data file whose header could not be read: damaged, of a newer version, removed meanwhile.
 struct UnreadFile {
   std::string name;
   Status why;
@@ -38,7 +38,7 @@ struct UnreadFile {
 
 struct ScanResult {
   std::vector<FileGroup> groups;  ///< Newest first; of equal ones that with the lower id.
-  std::vector<UnreadFile> damaged;
+  std::vector<UnreadFile> unread;
 };
 
 /// The data files of one save, as their names tell it.

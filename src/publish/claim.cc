@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 
 #include "base/time_source.h"
 #include "catalogue/formats/hf.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
+#include "catalogue/scan.h"
 #include "catalogue/side_files.h"
 #include "varve/catalogue.h"
 
@@ -72,14 +74,28 @@ Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
   return Occupant::kCheckpoint;
 }
 
-/// Errors: Unimplemented for a checkpoint that a newer Varve has published. This one cannot tell what
-/// would be lost with it.
+/// Errors: Unimplemented for a checkpoint that a newer Varve has made, which may hold what this one
+/// cannot even name; Unavailable where that cannot be told.
 Status CheckNotNewer(Storage& storage, const std::string& path) {
-  const Status record = ReadCommitRecord(storage, path).status();
-  return record.code() == StatusCode::kUnimplemented
-             ? Unimplemented(record.message() +
-                             "; a save does not replace it: remove it, or choose another name")
-             : Status::Ok();
+  Status told = ReadCommitRecord(storage, path).status();
+  if (told.code() == StatusCode::kNotFound) {  // Ranks may have saved apart.
+    VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
+    std::vector<NamedSet> sets = GroupByName(entries);
+    for (NamedSet& set : sets) {
+      set.files.erase(std::next(set.files.begin()), set.files.end());
+      VARVE_ASSIGN_OR_RETURN(const ScanResult scan, ScanSet(storage, path, set));
+      for (const UnreadFile& unread : scan.unread) {
+        told = unread.why.code() == StatusCode::kUnimplemented ? unread.why : told;
+      }
+    }
+  }
+  switch (told.code()) {
+    case StatusCode::kUnimplemented:
+      return Unimplemented(told.message() +
+                           "; a save does not replace it: remove it, or choose another name");
+    case StatusCode::kUnavailable: return told;
+    default: return Status::Ok();
+  }
 }
 
 /// Returns Ok when the checkpoint at `path` may be replaced.

@@ -369,10 +369,14 @@ Result<std::vector<IndexFile>> NativeIndex(const Metadata& metadata) {
 Status ReplaceIndex(Storage& storage, const std::string& directory, const Metadata& metadata) {
   VARVE_ASSIGN_OR_RETURN(const auto index, NativeIndex(metadata));
   for (const IndexFile& file : index) {
+    const std::string path = JoinPath(directory, file.name);
+    const auto present = ReadWholeFile(storage, path, file.content.size());
+    if (present.ok() && *present == file.content) {
+      continue;  // Readers hold their locks on the record that is there.
+    }
     const std::string part = PartPath(directory, file.name);
     VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, part, file.content, /*exclusive=*/false));
-    VARVE_RETURN_IF_ERROR(
-        storage.Rename(part, JoinPath(directory, file.name), RenameMode::kReplace));
+    VARVE_RETURN_IF_ERROR(storage.Rename(part, path, RenameMode::kReplace));
     VARVE_RETURN_IF_ERROR(storage.SyncDirectory(directory));  // A record needs its manifest.
   }
   return Status::Ok();

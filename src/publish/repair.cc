@@ -24,6 +24,7 @@
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/scan.h"
+#include "publish/claim.h"
 #include "publish/commit.h"
 #include "publish/families.h"
 #include "publish/records.h"
@@ -47,8 +48,8 @@ const FileGroup* Chosen(const ScanResult& scan, const Result<CommitRecord>& reco
 Result<ScanResult> Scan(Storage& storage, const std::string& directory,
                         const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(ScanResult scan, ScanDataFiles(storage, directory, stop));
-  if (!scan.damaged.empty()) {
-    return scan.damaged.front().why.Annotate("repair needs every data file's header; cannot use");
+  if (!scan.unread.empty()) {
+    return scan.unread.front().why.Annotate("repair needs every data file's header; cannot use");
   }
   return scan;
 }
@@ -76,28 +77,24 @@ Result<Metadata> Rebuild(const ScanResult& scan, const std::string& directory,
   return metadata;
 }
 
-/// Returns true for what repair mends: an index that is damaged or missing. A newer Varve's index is
-/// neither, nor one that cannot be read now.
-bool IsDamage(StatusCode code) {
-  return code == StatusCode::kDataLoss || code == StatusCode::kNotFound;
-}
-
-/// Returns the record, or that it is damaged or missing. Errors: those of a record that is not.
+/// Returns the record, or that it is damaged or missing. Errors: those of a record that is neither,
+/// as a newer Varve's or one that cannot be read now: it alone names the side files.
 Result<Result<CommitRecord>> RecordToMend(Storage& storage, const std::string& path) {
   auto record = ReadCommitRecord(storage, path);
-  if (!record.ok() && !IsDamage(record.status().code())) {
+  const StatusCode code = record.status().code();
+  if (!record.ok() && code != StatusCode::kDataLoss && code != StatusCode::kNotFound) {
     return record.status();
   }
   return record;
 }
 
-/// Returns true where the checkpoint has this index already, and it can be read. Errors: those of
-/// an index that is not damaged.
+/// Returns true where the checkpoint has this index already, and it can be read. Errors:
+/// Unimplemented for the index of a newer Varve.
 Result<bool> IsIndexed(Storage& storage, const std::string& path, const Metadata& metadata) {
   auto current = OpenIndex(storage, path);
   const Status hashes =
       current.ok() && current->record ? ReadHashes(storage, &*current) : current.status();
-  if (!hashes.ok() && !IsDamage(hashes.code())) {
+  if (hashes.code() == StatusCode::kUnimplemented) {
     return hashes;
   }
   return hashes.ok() && current->record && current->metadata == metadata;
@@ -179,6 +176,13 @@ Result<RepairReport> ObjectPublisher::RepairIndex(const std::string& path,
 
 Result<RepairReport> FileSystemPublisher::RepairIndex(const std::string& path,
                                                       const std::stop_token& stop) {
+  const auto lock = LockName(storage_, path);  // A save would lose its index to this one.
+  if (lock.status().code() == StatusCode::kFailedPrecondition) {
+    return FailedPrecondition("a save of it is under way");
+  }
+  if (!lock.ok() && lock.status().code() != StatusCode::kUnimplemented) {
+    return lock.status();
+  }
   VARVE_ASSIGN_OR_RETURN(const auto record, RecordToMend(storage_, path));
   VARVE_ASSIGN_OR_RETURN(const ScanResult scan, Scan(storage_, path, stop));
   VARVE_ASSIGN_OR_RETURN(const Metadata metadata, Rebuild(scan, path, record));

@@ -26,9 +26,9 @@
 //     it, as they would change the latest time of all, and the newest complete save loses nothing.
 //     A save whose rank 0 has no file yet may turn out to be newer. Its files are removed under
 //     rank 0's lock, with which none can come meanwhile, or without locks when they are a day older
-//     than this save. Rank 0's file goes last. A file that is damaged does not tell its age: it goes
-//     with overwrite, if it was there in step 3. Until then readers refuse both sets, where its own
-//     may be the newer one.
+//     than this save. Rank 0's file goes last. A damaged file does not tell its age, and readers
+//     refuse the directory while its set may be the newer one. With overwrite it is removed, if it
+//     was there in step 3.
 //
 // In an object store names cannot be changed and there are no locks, but a file appears whole or
 // not at all, when its upload is completed (ConditionalWrites). There step 1 does nothing: nothing
@@ -63,6 +63,22 @@
 
 namespace varve {
 namespace {
+
+/// Reads the header of one file of a set that is to be replaced. Errors: those of a file that is
+/// neither damaged nor removed, as one of a newer version: the save could not remove it, and readers
+/// would not know which set is the newer one.
+Status CheckKnown(Storage& storage, const std::string& path, const NamedSet& set) {
+  NamedSet first = set;
+  first.files.erase(std::next(first.files.begin()), first.files.end());
+  VARVE_ASSIGN_OR_RETURN(const ScanResult scan, ScanSet(storage, path, first));
+  for (const UnreadFile& unread : scan.unread) {
+    if (const StatusCode code = unread.why.code();
+        code != StatusCode::kDataLoss && code != StatusCode::kNotFound) {
+      return unread.why.Annotate("a file of the checkpoint that is to be replaced");
+    }
+  }
+  return Status::Ok();
+}
 
 /// Returns the names of data files of other saves in the directory. Goes by names: decoding headers
 /// would cost each rank a read of every file that the others have published.
@@ -99,7 +115,10 @@ Result<std::set<std::string>> CheckTarget(Storage& storage, const std::string& p
     if (other && set.complete() && !overwrite) {
       return AlreadyExists(path + " already holds a checkpoint; pass overwrite to replace it");
     }
-    VARVE_RETURN_IF_ERROR(other && set.complete() ? CheckNotPinned(path, entries) : Status::Ok());
+    if (other && set.complete()) {
+      VARVE_RETURN_IF_ERROR(CheckNotPinned(path, entries));
+      VARVE_RETURN_IF_ERROR(CheckKnown(storage, path, set));
+    }
   }
   return others;
 }
@@ -162,6 +181,13 @@ Status RemoveGroup(Storage& storage, const std::string& path, const FileGroup& g
   return Status::Ok();
 }
 
+/// Reads a damaged file again: a host that reads badly once must not remove what is good.
+bool IsStillDamaged(Storage& storage, const std::string& path, const std::string& name) {
+  const auto again = ScanSet(storage, path, {.files = {{0, name}}});
+  return again.ok() && !again->unread.empty() &&
+         again->unread.front().why.code() == StatusCode::kDataLoss;
+}
+
 /// Removes older saves once this one is complete; complete ones only if they may be overwritten.
 /// `before` names the files of others that were there before this rank wrote its own. `is_rank_0`:
 /// the caller holds rank 0's lock.
@@ -177,9 +203,9 @@ Status RemoveOlderSaves(Storage& storage, const std::string& path, const SaveId&
   }
   // Headers tell which saves are older, and that this one is as complete as its names say.
   VARVE_ASSIGN_OR_RETURN(const ScanResult scan, ScanDataFiles(storage, path));
-  for (const UnreadFile& unread : scan.damaged) {
+  for (const UnreadFile& unread : scan.unread) {
     const StatusCode code = unread.why.code();
-    if (code == StatusCode::kUnavailable || code == StatusCode::kFailedPrecondition) {
+    if (code != StatusCode::kDataLoss && code != StatusCode::kNotFound) {
       return unread.why;  // Not damage: a save that lacks a file here may be complete.
     }
   }
@@ -190,9 +216,9 @@ Status RemoveOlderSaves(Storage& storage, const std::string& path, const SaveId&
   }
   // The other ranks' names must be as durable as ours before older files go.
   VARVE_RETURN_IF_ERROR(storage.SyncDirectory(path));
-  for (const UnreadFile& unread : scan.damaged) {  // First: those of its save are then incomplete.
+  for (const UnreadFile& unread : scan.unread) {  // First: those of its save are then incomplete.
     if (overwrite && unread.why.code() == StatusCode::kDataLoss && IsRankFileName(unread.name) &&
-        before.contains(unread.name)) {
+        before.contains(unread.name) && IsStillDamaged(storage, path, unread.name)) {
       VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, unread.name)));
     }
   }

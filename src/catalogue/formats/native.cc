@@ -27,9 +27,11 @@ const UnreadFile* UnreadOfNewer(const ScanResult& scan, const FileGroup& chosen,
         (read != scan.groups.end() && (read->complete() || read->created_ns < chosen.created_ns))) {
       continue;
     }
-    for (const UnreadFile& file : scan.damaged) {
-      if (std::any_of(set.files.begin(), set.files.end(),
-                      [&](const auto& named) { return named.second == file.name; })) {
+    for (const UnreadFile& file : scan.unread) {
+      const bool was_removed = file.why.code() == StatusCode::kNotFound;  // By an overwrite.
+      if (!was_removed && std::any_of(set.files.begin(), set.files.end(), [&](const auto& named) {
+            return named.second == file.name;
+          })) {
         return &file;
       }
     }
@@ -47,7 +49,7 @@ Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory
   if (complete.size() == 1) {  // Files of other saves need not be read.
     VARVE_ASSIGN_OR_RETURN(scan, ScanSet(storage, directory, complete.front(), stop));
   }
-  if (scan.groups.empty() || !scan.damaged.empty()) {
+  if (scan.groups.empty() || !scan.unread.empty()) {
     VARVE_ASSIGN_OR_RETURN(scan, ScanDataFiles(storage, directory, stop));
   }
   for (const FileGroup& group : scan.groups) {
@@ -58,7 +60,9 @@ Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory
       return DataLoss(directory + ": varve.json is missing" + std::string(kRepairHint));
     }
     if (const UnreadFile* const unread = UnreadOfNewer(scan, group, complete)) {
-      return unread->why.Annotate(directory + ": a set of files that may be the newest");
+      return unread->why.Annotate(directory +
+                                  ": a set of files that may be the newest cannot be read" +
+                                  " (remove its files to load the other one)");
     }
     auto metadata = MergeHeaders(group.files);
     if (!metadata.ok()) {
@@ -68,8 +72,8 @@ Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory
     opened.headers_checked = true;
     return opened;
   }
-  if (!scan.damaged.empty()) {
-    return scan.damaged.front().why;
+  if (!scan.unread.empty()) {
+    return scan.unread.front().why;
   }
   if (scan.groups.empty()) {
     return NotFound(directory + " holds no data files any more");
