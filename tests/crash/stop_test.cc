@@ -14,6 +14,7 @@
 #include "catalogue/names.h"
 #include "crash/matrix.h"
 #include "crash/saves.h"
+#include "publish/claim.h"
 #include "varve/catalogue.h"
 #include "varve/convert.h"
 #include "varve/manage.h"
@@ -210,6 +211,16 @@ TEST_F(Stop, RepairChangesNothingOrAll) {
     EXPECT_TRUE(IsOk(repair(left, {})));
   };
   EXPECT_GE(ForEachStop(base_, repair, visit), 20U);
+}
+
+TEST_F(Stop, RepairDoesNotBeginBesideASaveOfTheName) {
+  ASSERT_TRUE(IsOk(base_.Remove("runs/step-1/manifest.bin")));
+  auto save = LockName(base_, kPath);  // As each save takes it.
+  ASSERT_TRUE(IsOk(save));
+  EXPECT_TRUE(FailsWith(Repair(kPath, base_), StatusCode::kFailedPrecondition,
+                        {"repair runs/step-1: a save of it is under way"}));
+  save->reset();
+  EXPECT_TRUE(IsOk(Repair(kPath, base_)));
 }
 
 TEST_F(Stop, ASaveThatVerifiesTheOldCheckpointFirstEnds) {

@@ -76,6 +76,13 @@ MUTANTS = (
         COMMIT,
     ),
     Mutant(
+        "repair-beside-a-save",
+        "src/publish/repair.cc",
+        "  if (lock.status().code() == StatusCode::kFailedPrecondition) {",
+        "  if (false) {",
+        "Stop.Repair*",
+    ),
+    Mutant(
         "claim-damage-not-looked-for",
         "src/publish/claim.cc",
         "      code == StatusCode::kFailedPrecondition || code == StatusCode::kDataLoss;",
