@@ -107,7 +107,8 @@ struct PruneOptions {
   double busy_share = 1.0;
   std::stop_token stop{};
   /// Only what a manager has saved may go, also in a run of which no step has a manager's note.
-  /// Otherwise that is so where any step has one.
+  /// Otherwise that is so where any step has one, and a rule for the best by a metric that no step
+  /// has is refused: to a manager the first may yet come.
   bool only_managed = false;
   /// Only steps whose names begin with these letters count; others are listed and stay. Nothing:
   /// all must begin alike.
@@ -127,7 +128,8 @@ struct PrunedStep {
 /// saved stay and are not counted; symbolic links too. Returns all steps, in the order of
 /// ListSteps. `dry_run` removes nothing and finds out who reads and saves all the same. Errors:
 /// InvalidArgument as CheckRules; FailedPrecondition when names begin differently and no prefix is
-/// given; those of the storage, after which the steps before are removed; Cancelled.
+/// given, or no step has the metric by which the best stay, but others; those of the storage, after
+/// which the steps before are removed; Cancelled.
 Result<std::vector<PrunedStep>> PruneRun(const std::string& run, const KeepRules& rules,
                                          const PruneOptions& options = {},
                                          Storage& storage = AnyStorage());

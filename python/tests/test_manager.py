@@ -166,6 +166,19 @@ def test_a_limit_of_one_works(run: Path) -> None:
     assert names(run) == [5]
 
 
+def test_the_best_by_a_metric_that_no_step_has_are_asked_for(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep = varve.Keep(last=1, best=1, by="los")
+    with varve.CheckpointManager(run, every=1, keep=keep) as manager:
+        for step in range(1, 4):
+            manager.save(step, state(step), metrics={"loss": float(step)})
+    warnings = [one for one in caplog.messages if "has the metric 'los'" in one]
+    assert len(warnings) == 1 and warnings[0].endswith("steps have loss")
+    with pytest.raises(varve.PreconditionError, match='no step has the metric "los"'):
+        varve.prune(run, keep)
+
+
 def test_nan_is_never_best_and_max_turns_the_order(run: Path) -> None:
     keep = varve.Keep(last=1, best=1, by="accuracy", mode="max")
     values = {1: 0.5, 2: float("nan"), 3: 0.25, 4: 0.125}

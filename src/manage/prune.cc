@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <set>
 
+#include "base/name_list.h"
 #include "base/stop.h"
 #include "base/time_source.h"
 #include "catalogue/open.h"
@@ -67,6 +69,23 @@ Result<RemovalReport> Remove(const std::string& path, const std::optional<SaveId
                           storage);
 }
 
+/// Errors: FailedPrecondition for a rule for the best by a metric that no step has, where steps have
+/// others: a wrong name would have the best of them removed.
+Status CheckMetric(const std::vector<RunStep>& steps, const KeepRules& rules,
+                   const std::string& run) {
+  std::set<std::string> known;
+  for (const RunStep& step : steps) {
+    for (const auto& [name, value] : step.metrics) {
+      known.insert(name);
+    }
+  }
+  return !rules.best || known.empty() || known.contains(rules.best->metric)
+             ? Status::Ok()
+             : FailedPrecondition(
+                   "prune " + run + ": no step has the metric \"" + rules.best->metric +
+                   "\", by which the best are to be kept; steps have " + NameSome(known));
+}
+
 Status CheckShare(double share, const std::string& what) {
   return share > 0 && share <= 1
              ? Status::Ok()
@@ -105,6 +124,9 @@ Result<std::vector<PrunedStep>> PruneRun(const std::string& given, const KeepRul
       counted.push_back(one.step);
     }
     pruned.push_back(std::move(one));
+  }
+  if (!options.only_managed) {
+    VARVE_RETURN_IF_ERROR(CheckMetric(counted, rules, run));
   }
   auto judgements = JudgeSteps(counted, rules, TimeOfDay().count());
   std::size_t next = 0;

@@ -62,6 +62,11 @@ def test_prune_without_a_rule_removes_nothing(run, steps):
     assert len(names(steps)) == 6
 
 
+def test_prune_by_a_metric_that_no_step_has_is_an_error(run, steps):
+    told = run("prune", steps, "--keep", "best=1:los", code=2).stderr
+    assert 'no step has the metric "los"' in told and "steps have loss" in told
+
+
 def test_prune_of_a_name_that_is_misspelt_is_an_error(run, steps):
     assert "mispelt" in run("prune", steps.parent / "mispelt", "--keep", "last=1", code=2).stderr
 

@@ -70,6 +70,7 @@ class FollowUp:
     ) -> None:
         self.costs = Costs()
         self.may_remove = True
+        self._warned_of_metric = False
         self.overtaken = ""  # Which other job has the run now.
         #: Called with a save that has ended, and whether it is durable.
         self.on_end: Callable[[Save, bool], None] = lambda _save, _durable: None
@@ -287,11 +288,26 @@ class FollowUp:
         if self._rank == 0 and self._keep.any:
             self.prune(attempt, _BUSY_SHARE)
 
+    def _check_metric(self, steps: list[manage.PrunedStep]) -> None:
+        """Warns, once, where the best are to be kept by a metric that no step has, but others."""
+        by = self._keep.by
+        known = {name for one in steps for name in one.step.metrics}
+        if self._warned_of_metric or by is None or not known or by in known:
+            return
+        self._warned_of_metric = True
+        _LOG.warning(
+            "keep: no step of %s has the metric %r, by which the best are to be kept; steps have %s",
+            self._run,
+            by,
+            ", ".join(sorted(known)),
+        )
+
     def prune(self, attempt: int, busy_share: float) -> None:
         """Removes the steps that the rules do not keep."""
         if self._unclaimed or not self.may_remove or not self._still_ours(if_unknown=False):
             return
         found = manage.prune(self._run, self._keep.rules(), False, busy_share, self._prefix, True)
+        self._check_metric(found)
         for one in found:
             if not one.removed:
                 continue
