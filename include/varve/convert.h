@@ -63,8 +63,9 @@ struct ConvertReport {
   std::uint64_t bytes = 0;             ///< Of all files written.
   std::vector<std::string> skipped;    ///< Tensors whose type the format cannot hold.
   std::uint64_t objects_left_out = 0;  ///< Plain values, which safetensors cannot hold.
-  /// Entries that are not part of the model, see ConvertOptions::everything: each entry of the top
-  /// level with its counts, "optim: 12 tensors, 3 values".
+  /// Entries that are not part of the model, see ConvertOptions::everything, or of no file of an
+  /// unsharded checkpoint: each entry of the top level with its counts, "optim: 12 tensors, 3
+  /// values".
   std::vector<std::string> left_out;
   /// Names under which the ranks that saved the source held different values. The target has the
   /// lowest rank's.

@@ -36,6 +36,7 @@ def test_torch_opens_what_was_trained(case: str, tmp_path: Path) -> None:
         "train.pt",
     ]
     assert report.files == ["config.yaml"]
+    assert report.left_out == []
     expected = json.loads((GOLDEN / case / "expected.json").read_text())
     model = torch.load(tmp_path / "out" / "model.pt")
     assert sorted(model) == sorted(expected["model"])
@@ -47,6 +48,15 @@ def test_torch_opens_what_was_trained(case: str, tmp_path: Path) -> None:
             assert difference(optim["state"][name][key], want, f"{name}.{key}") == ""
     train = torch.load(tmp_path / "out" / "train.pt", weights_only=False)
     assert difference(train, expected["train"], "train") == ""
+
+
+def test_what_is_in_no_file_is_said(tmp_path: Path) -> None:
+    state = {"model": {"w": torch.ones(3)}, "opt": {"m": torch.ones(3), "k": 1}, "step": 3}
+    varve.torch.save(state, tmp_path / "a")
+    report = varve.unshard(tmp_path / "a", tmp_path / "out")
+    assert report.left_out == ["opt: 1 tensor, 1 value", "step: 1 value"]
+    report = varve.unshard(tmp_path / "a", tmp_path / "model", model_only=True)
+    assert report.left_out == []
 
 
 @pytest.mark.parametrize("case", SHARDED)

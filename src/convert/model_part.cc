@@ -40,19 +40,20 @@ ModelPart FindModel(const Value& structure) {
   return {"", "optim"};
 }
 
-std::vector<std::string> DescribeRest(const Metadata& metadata, const ModelPart& model) {
+std::vector<std::string> DescribeRest(const Metadata& metadata,
+                                      const std::function<bool(std::string_view)>& is_written) {
   struct Counts {
     std::uint64_t tensors = 0;
     std::uint64_t objects = 0;
   };
   std::map<std::string, Counts> rest;
   for (const TensorMetadata& tensor : metadata.tensors) {
-    if (!model.Holds(tensor.fqn)) {
+    if (!is_written(tensor.fqn)) {
       ++rest[TopLevel(tensor.fqn)].tensors;
     }
   }
   for (const ObjectMetadata& object : metadata.objects) {
-    if (!model.Holds(object.fqn)) {
+    if (!is_written(object.fqn)) {
       ++rest[TopLevel(object.fqn)].objects;
     }
   }

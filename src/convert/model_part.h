@@ -1,6 +1,7 @@
 /// The part of a training checkpoint that is the model.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,7 +27,9 @@ struct ModelPart {
 /// name begins with "optim". A None structure has no entries.
 ModelPart FindModel(const Value& structure);
 
-/// Returns the entries of the top level that are not part of the model, with their counts.
-std::vector<std::string> DescribeRest(const Metadata& metadata, const ModelPart& model);
+/// Returns the entries of the top level of which `is_written` is false for some names, with the
+/// numbers of these.
+std::vector<std::string> DescribeRest(const Metadata& metadata,
+                                      const std::function<bool(std::string_view)>& is_written);
 
 }  // namespace varve

@@ -285,7 +285,8 @@ Result<ConvertReport> Convert(const std::string& source_path, const std::string&
   if (options.stop.stop_requested() && report.status().code() == StatusCode::kCancelled) {
     report = CheckStop(options.stop).Annotate("nothing at the target has changed");
   } else if (report.ok()) {
-    report->left_out = DescribeRest(reader->metadata(), selection->model);
+    report->left_out = DescribeRest(
+        reader->metadata(), [&](std::string_view name) { return selection->model.Holds(name); });
     report->merged = std::move(selection->merged);
   }
   return std::move(report).Annotate("convert " + source + " to " + target);

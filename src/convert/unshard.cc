@@ -29,6 +29,7 @@
 #include "base/stop.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
+#include "convert/model_part.h"
 #include "convert/writers.h"
 #include "format/structure.h"
 #include "interop/olmo/names.h"
@@ -109,6 +110,9 @@ std::optional<PartFile> OthersOf(const CheckpointReader& reader) {
                    std::any_of(metadata.objects.begin(), metadata.objects.end(), is_other);
   return metadata.format == Format::kHfai && any ? std::optional(std::move(others)) : std::nullopt;
 }
+
+/// Returns true for the trainer's state of one rank, which no unsharded checkpoint has.
+bool IsOfARank(std::string_view name) { return name.starts_with("train/rank"); }
 
 /// Returns the content of the source's config.yaml; nothing where it has none.
 Result<std::optional<std::string>> ReadConfig(Storage& storage, const std::string& source) {
@@ -202,6 +206,14 @@ class TorchDirectory {
     VARVE_RETURN_IF_ERROR(commit->Publish(written, {mark}));
     if (config) {
       report.files.emplace_back(kOlmoMark);
+    }
+    if (!options_.model_only) {
+      report.left_out = DescribeRest(reader_.metadata(), [&](std::string_view name) {
+        return IsOfARank(name) ||
+               std::any_of(parts.begin(), parts.end(), [&](const PartFile& part) {
+                 return part.part.empty() || name == part.part || name.starts_with(part.part + ".");
+               });
+      });
     }
     return report;
   }

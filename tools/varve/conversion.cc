@@ -64,8 +64,7 @@ std::string AsText(const Conversion& done) {
             ": the format holds tensors only\n";
   }
   for (const std::string& entry : report.left_out) {
-    text += "left out " + Printable(entry) +
-            ": not the model; `varve convert --everything` writes it too\n";
+    text += "left out " + Printable(entry) + "; `varve convert --everything` writes it too\n";
   }
   if (report.files_left_out > 0) {
     text +=
