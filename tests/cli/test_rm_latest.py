@@ -33,7 +33,13 @@ def test_latest_prints_the_newest_whole_checkpoint(run, folder, state):
     for name in ("step-9", "step-10", "step-11"):
         varve.save(state, folder / name)
     (folder / "step-11" / "manifest.bin").unlink()
-    assert run("latest", folder).stdout == f"{folder / 'step-10'}\n"
+    latest = run("latest", folder)
+    assert latest.stdout == f"{folder / 'step-10'}\n"
+    assert "passed over step-11: it is damaged: " in latest.stderr
+    assert "manifest.bin is missing" in latest.stderr
+    varve.repair(folder / "step-11")
+    latest = run("latest", folder)
+    assert (latest.stdout, latest.stderr) == (f"{folder / 'step-11'}\n", "")
 
 
 def test_inspect_shows_side_files(run, run_json, folder, state):

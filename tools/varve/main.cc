@@ -128,7 +128,10 @@ int Main(int argc, char** argv) {
     return Fail(outcome.status().message(), damage ? kExitDamage : kExitError);
   }
   if (!outcome->complaint.empty()) {
-    return Fail(outcome->complaint, outcome->exit_code);
+    const int code = Fail(outcome->complaint, outcome->exit_code);
+    if (outcome->text.empty()) {
+      return code;
+    }
   }
   return PrintOrFail(outcome->text, outcome->exit_code);
 }
