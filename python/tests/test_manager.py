@@ -107,11 +107,20 @@ def test_a_file_asks_for_a_save_and_another_one_for_the_end(run: Path) -> None:
     assert names(run) == [1, step - 1]
 
 
-def test_a_signal_saves_at_the_next_step_and_ends_the_run(run: Path) -> None:
+def test_a_signal_saves_at_the_next_step_and_ends_the_run(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with varve.CheckpointManager(run) as manager:
         assert manager.save(1, state()) is None
         os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while not caplog.messages and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert caplog.messages == [
+            "SIGTERM: the run saves at its next step and ends; once more from 30 s on ends this "
+            "process at once"
+        ]
         assert manager.save(2, state()) is not None
         assert manager.preempted
         assert manager.stop_reason == "SIGTERM"

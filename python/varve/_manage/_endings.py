@@ -68,7 +68,10 @@ class Signals:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         else:
-            self.received = self.received or signal.Signals(number).name
+            if not self.received:
+                self.received = signal.Signals(number).name
+                # Not here: the signal may have come while this thread holds a lock of the logging.
+                threading.Thread(target=_tell, args=(self.received,), daemon=True).start()
             if callable(before) and before is not signal.default_int_handler:
                 before(number, frame)
 
@@ -89,6 +92,14 @@ class Signals:
             for number, handler in self._before.items():
                 if signal.getsignal(number) == self._note:
                     signal.signal(number, handler)
+
+
+def _tell(name: str) -> None:
+    _LOG.warning(
+        "%s: the run saves at its next step and ends; once more from %d s on ends this process at once",
+        name,
+        _ECHO,
+    )
 
 
 class Requests:

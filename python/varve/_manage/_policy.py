@@ -142,8 +142,8 @@ class Ending:
 
     Attributes:
         signals: Names of signals. SIGTERM is what Kubernetes, SLURM and spot machines send; SIGUSR1 is for
-            SLURM's `--signal=USR1@120`. A second signal of the kind, from five seconds after the first
-            on, ends the process at once.
+            SLURM's `--signal=USR1@120`. A second signal of the kind, half a minute after the first
+            or later, ends the process at once.
         deadline: Unix time or a datetime at which the job is ended; "slurm" asks SLURM_JOB_END_TIME.
         margin: The save begins so many seconds before the deadline, or twice as long as the slowest save
             took, if that is more.
