@@ -34,6 +34,8 @@ Status WithCodeOf(std::string_view action, const std::string& name, int error) {
                   "; the quota of this user, group or project on the file system is used up: "
                   "remove files, or have it raised"};
     case ENOSPC:
+      return {StatusCode::kOutOfSpace,
+              message + "; the file system is full: remove files, old steps with `varve prune`"};
     case EFBIG: return {StatusCode::kOutOfSpace, std::move(message)};
     case EACCES:
     case EPERM:
