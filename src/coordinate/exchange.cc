@@ -131,8 +131,8 @@ bool FailedByAnother(const std::vector<Contribution>& contributions, std::size_t
          cause_of(cause) == cause;
 }
 
-/// Collects what failed ranks say. Ranks that say the same are named together: a thousand ranks that
-/// find no checkpoint say so once.
+/// Collects what failed ranks say. Ranks that say the same are named together: a thousand ranks
+/// that find no checkpoint say so once.
 class FailureText {
  public:
   void Add(int rank, const std::string& said) {

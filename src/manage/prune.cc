@@ -69,8 +69,8 @@ Result<RemovalReport> Remove(const std::string& path, const std::optional<SaveId
                           storage);
 }
 
-/// Errors: FailedPrecondition for a rule for the best by a metric that no step has, where steps have
-/// others: a wrong name would have the best of them removed.
+/// Errors: FailedPrecondition for a rule for the best by a metric that no step has, where steps
+/// have others: a wrong name would have the best of them removed.
 Status CheckMetric(const std::vector<RunStep>& steps, const KeepRules& rules,
                    const std::string& run) {
   std::set<std::string> known;

@@ -16,8 +16,8 @@
 //
 // On a disk the name's lock is held meanwhile, which every save of the name takes: a save that was
 // published between the look at the data files and the writing would lose its index. manifest.bin
-// and then varve.json are each replaced by a rename; one that is right stays, for readers hold their
-// locks on varve.json.
+// and then varve.json are each replaced by a rename; one that is right stays, for readers hold
+// their locks on varve.json.
 //
 // Ranks that saved apart have no record in an object store and need none: their headers are the
 // index. Repair reads them, and changes nothing.

@@ -65,8 +65,8 @@ namespace varve {
 namespace {
 
 /// Reads the header of one file of a set that is to be replaced. Errors: those of a file that is
-/// neither damaged nor removed, as one of a newer version: the save could not remove it, and readers
-/// would not know which set is the newer one.
+/// neither damaged nor removed, as one of a newer version: the save could not remove it, and
+/// readers would not know which set is the newer one.
 Status CheckKnown(Storage& storage, const std::string& path, const NamedSet& set) {
   NamedSet first = set;
   first.files.erase(std::next(first.files.begin()), first.files.end());

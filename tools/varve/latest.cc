@@ -13,8 +13,8 @@ constexpr const char* kHelp =
     "Prints the path of the newest whole checkpoint in a directory, from which a manager resumes:\n"
     "that with the highest step, or where no name has a step, that written last. What a job has\n"
     "saved that went on from an older step is newer than what it left behind. Indexes and sizes\n"
-    "are checked; `varve verify` checks all bytes. Newer steps that are not whole are named on the\n"
-    "error output. Exit code 1 when there is none.";
+    "are checked; `varve verify` checks all bytes. Newer steps that are not whole are named on\n"
+    "the error output. Exit code 1 when there is none.";
 
 struct Options {
   std::string directory;

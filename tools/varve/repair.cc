@@ -9,9 +9,9 @@ namespace varve::cli {
 namespace {
 
 constexpr const char* kHelp =
-    "Rebuilds the index (manifest.bin and varve.json) of a checkpoint from the headers of its data\n"
-    "files, byte for byte as this version saves it. Also turns a complete set of files that ranks\n"
-    "have saved without coordination into a committed checkpoint.\n"
+    "Rebuilds the index (manifest.bin and varve.json) of a checkpoint from the headers of its\n"
+    "data files, byte for byte as this version saves it. Also turns a complete set of files that\n"
+    "ranks have saved without coordination into a committed checkpoint.\n"
     "\n"
     "Data is neither read nor changed: `varve verify` tells whether it is sound. Refuses when a\n"
     "header is damaged (exit code 1) or when files of some ranks are missing (exit code 2).";
