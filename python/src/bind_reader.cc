@@ -106,7 +106,7 @@ class PythonReader {
   PythonReader(const PythonReader&) = delete;
   PythonReader& operator=(const PythonReader&) = delete;
   ~PythonReader() {
-    const nb::gil_scoped_release release;  // Threads that read for other ranks may need it.
+    const GilReleased release;  // Threads that read for other ranks may need it.
     reader_.reset();
   }
 
@@ -391,7 +391,7 @@ void BindReader(nb::module_& module) {
           [](PythonReader& self, const LoadRequest& request, bool serves) {
             std::string need;
             {
-              const nb::gil_scoped_release release;  // Threads of an earlier load may need it.
+              const GilReleased release;  // Threads of an earlier load may need it.
               need = self.reader().NeedOf(request.targets, serves);
             }
             return nb::bytes(need.data(), need.size());
@@ -404,7 +404,7 @@ void BindReader(nb::module_& module) {
             const std::string message(sharing.c_str(), sharing.size());
             Status begun;
             {
-              const nb::gil_scoped_release release;
+              const GilReleased release;
               begun = self.reader().BeginSharing(message);
             }
             RaiseIfError(begun);
@@ -412,7 +412,7 @@ void BindReader(nb::module_& module) {
           nb::arg("sharing"))
       .def(
           "end_sharing", [](PythonReader& self) { self.reader().EndSharing(); },
-          nb::call_guard<nb::gil_scoped_release>())
+          nb::call_guard<GilReleased>())
       .def("object_extents", &PythonReader::ObjectExtents)
       .def(
           "take_values_of",

@@ -144,3 +144,20 @@ time.sleep(0.5)
 """
     for turn in range(3):
         assert run_script(text, tmp_path / f"{turn}-") == [(0, "")]
+
+
+@pytest.mark.slow
+def test_readers_that_daemon_threads_open_do_not_harm_the_exit(tmp_path: Path) -> None:
+    """One run in six ended with SIGABRT when their destructor took the GIL by nanobind's scope."""
+    text = """
+import numpy, threading, time
+varve.save({"w": numpy.zeros(4)}, path, overwrite=True)
+def opens():
+    while True:
+        varve.open(path)
+for _ in range(4):
+    threading.Thread(target=opens, daemon=True).start()
+time.sleep(0.1)
+"""
+    for _ in range(8):
+        assert run_script(text, tmp_path / "c") == [(0, "")]
