@@ -22,11 +22,11 @@ Ended = Callable[[Any], None]
 
 
 class Backend:
-    """See the top of this file. What a single process does; ranks override what takes all of them.
+    """See the top of this file. The methods serve a single process; a class for ranks overrides them.
 
     Attributes:
-        rank: In the manager's group.
-        size: Of the manager's group.
+        rank: This process's rank in the manager's group.
+        size: The number of ranks in the manager's group.
     """
 
     rank = 0

@@ -259,7 +259,7 @@ def _is_plain_writer(writer: Any) -> bool:
 def _exchanged(storage: Any, checkpoint_id: Any, kind: str) -> Any:
     """Returns this package's storage for a call, with the options of the stock one that was given.
 
-    What Varve cannot read (quantized tensors, say) is read by torch's reader, as without `install`.
+    Torch's reader reads what Varve cannot read, such as quantized tensors, as without `install`.
     """
     if type(storage) is filesystem.FileSystemWriter:
         options = {name: getattr(storage, name) for name in _WRITER_OPTIONS}

@@ -61,7 +61,7 @@ class FileSystemReader(filesystem.FileSystemReader):
         self.rank = None
         self.use_collectives = True
         self._by_torch = False
-        self.falls_back = bool(newer)  # What Varve cannot read torch reads.
+        self.falls_back = bool(newer)  # Torch reads what Varve cannot read.
         self._serves = False
         self._serving: _core.Reader | None = None
         self._forget()
