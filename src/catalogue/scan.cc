@@ -144,6 +144,11 @@ Result<std::string> OccupantOf(Storage& storage, const std::string& directory) {
   return "files " + Hex(Xxh3(AsByteSpan(files)).bytes);
 }
 
+Status TryHeader(Storage& storage, const std::string& directory, const std::string& name) {
+  const std::string path = JoinPath(directory, name);
+  return ReadHeader(storage, path, name).status().Annotate(path);
+}
+
 std::optional<std::uint64_t> BeginningOfSave(Storage& storage, const std::string& directory) {
   const auto entries = storage.List(directory);
   const auto sets = entries.ok() ? GroupByName(*entries) : std::vector<NamedSet>();

@@ -70,6 +70,9 @@ Result<ScanResult> ScanDataFiles(Storage& storage, const std::string& directory,
 Result<ScanResult> ScanSet(Storage& storage, const std::string& directory, const NamedSet& set,
                            const std::stop_token& stop = {});
 
+/// Reads and decodes the header of the data file `name`. Errors: why it cannot be read.
+Status TryHeader(Storage& storage, const std::string& directory, const std::string& name);
+
 /// Returns the Unix time at which the save in `directory` began, by the header of one of its files.
 /// Nothing where there is no such file, or none in Varve's own format.
 std::optional<std::uint64_t> BeginningOfSave(Storage& storage, const std::string& directory);

@@ -42,6 +42,8 @@
 namespace varve {
 namespace {
 
+/// Names of the trainer's state of one rank, which no unsharded checkpoint has, begin so.
+constexpr std::string_view kOfARank = "train/rank";
 constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{64} << 20;
 
 /// A file of an unsharded checkpoint and the part of the state that it holds.
@@ -111,9 +113,6 @@ std::optional<PartFile> OthersOf(const CheckpointReader& reader) {
   return metadata.format == Format::kHfai && any ? std::optional(std::move(others)) : std::nullopt;
 }
 
-/// Returns true for the trainer's state of one rank, which no unsharded checkpoint has.
-bool IsOfARank(std::string_view name) { return name.starts_with("train/rank"); }
-
 /// Returns the content of the source's config.yaml; nothing where it has none.
 Result<std::optional<std::string>> ReadConfig(Storage& storage, const std::string& source) {
   auto config = ReadWholeFile(storage, JoinPath(source, kOlmoMark), kMaxConfigBytes);
@@ -139,7 +138,7 @@ ConvertOptions AsConvert(const UnshardOptions& options) {
   convert.shard_size = options.shard_size;
   convert.progress = options.progress;
   convert.stop = options.stop;
-  convert.exclude = {"train/rank*"};
+  convert.exclude = {std::string(kOfARank) + "*"};
   return convert;
 }
 
@@ -209,7 +208,7 @@ class TorchDirectory {
     }
     if (!options_.model_only) {
       report.left_out = DescribeRest(reader_.metadata(), [&](std::string_view name) {
-        return IsOfARank(name) ||
+        return name.starts_with(kOfARank) ||
                std::any_of(parts.begin(), parts.end(), [&](const PartFile& part) {
                  return part.part.empty() || name == part.part || name.starts_with(part.part + ".");
                });

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <iterator>
+#include <utility>
 
 #include "base/time_source.h"
 #include "catalogue/formats/hf.h"
@@ -80,13 +80,9 @@ Status CheckNotNewer(Storage& storage, const std::string& path) {
   Status told = ReadCommitRecord(storage, path).status();
   if (told.code() == StatusCode::kNotFound) {  // Ranks may have saved apart.
     VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
-    std::vector<NamedSet> sets = GroupByName(entries);
-    for (NamedSet& set : sets) {
-      set.files.erase(std::next(set.files.begin()), set.files.end());
-      VARVE_ASSIGN_OR_RETURN(const ScanResult scan, ScanSet(storage, path, set));
-      for (const UnreadFile& unread : scan.unread) {
-        told = unread.why.code() == StatusCode::kUnimplemented ? unread.why : told;
-      }
+    for (const NamedSet& set : GroupByName(entries)) {
+      Status read = TryHeader(storage, path, set.files.begin()->second);
+      told = read.code() == StatusCode::kUnimplemented ? std::move(read) : std::move(told);
     }
   }
   switch (told.code()) {
@@ -183,6 +179,15 @@ std::optional<std::string> ReadPin(Storage& storage, const std::string& path) {
 
 Result<std::unique_ptr<StorageLock>> LockName(Storage& storage, const std::string& path) {
   return TakeLock(storage, LockPath(path));
+}
+
+Result<std::unique_ptr<StorageLock>> LockUnlessSaved(Storage& storage, const std::string& path) {
+  auto lock = LockName(storage, path);
+  switch (lock.status().code()) {
+    case StatusCode::kFailedPrecondition: return FailedPrecondition("a save of it is under way");
+    case StatusCode::kUnimplemented: return std::unique_ptr<StorageLock>();
+    default: return lock;
+  }
 }
 
 Result<std::unique_ptr<StorageLock>> TakeLock(Storage& storage, const std::string& lock_path) {

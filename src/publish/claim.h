@@ -45,6 +45,10 @@ std::optional<std::string> ReadPin(Storage& storage, const std::string& path);
 /// Unimplemented where the file system has no locks.
 Result<std::unique_ptr<StorageLock>> LockName(Storage& storage, const std::string& path);
 
+/// Locks the name as LockName; null where the file system has no locks. Errors: FailedPrecondition
+/// "a save of it is under way".
+Result<std::unique_ptr<StorageLock>> LockUnlessSaved(Storage& storage, const std::string& path);
+
 /// Locks `lock_path`, which is tried again for an instant: `ls` and `gc` take locks to see whether
 /// a save lives. Errors: as LockName.
 Result<std::unique_ptr<StorageLock>> TakeLock(Storage& storage, const std::string& lock_path);

@@ -60,14 +60,8 @@ Result<std::string> ObjectPublisher::Quarantine(const std::string& path, std::st
 
 Result<std::string> FileSystemPublisher::Quarantine(const std::string& path,
                                                     std::string_view reason) {
-  const auto lock = LockName(storage_, path);  // Step 1.
-  if (lock.status().code() == StatusCode::kFailedPrecondition) {
-    return FailedPrecondition("a save of it is under way");
-  }
-  if (!lock.ok() && lock.status().code() != StatusCode::kUnimplemented) {
-    return lock.status();
-  }
-  VARVE_RETURN_IF_ERROR(RecoverDisplaced(storage_, path));  // Step 2.
+  VARVE_ASSIGN_OR_RETURN(const auto lock, LockUnlessSaved(storage_, path));  // Step 1.
+  VARVE_RETURN_IF_ERROR(RecoverDisplaced(storage_, path));                   // Step 2.
   if (!HoldsCheckpoint(storage_, path)) {
     return NotFound("there is no checkpoint of that name");
   }

@@ -24,6 +24,7 @@
 
 #include <algorithm>
 
+#include "base/guarded.h"
 #include "base/retry_time.h"
 #include "base/stop.h"
 #include "catalogue/names.h"
@@ -82,15 +83,12 @@ Result<Metadata> Rebuild(const ScanResult& scan, const std::string& directory,
   return metadata;
 }
 
-/// Returns the record, or that it is damaged or missing. Errors: those of a record that is neither,
-/// as a newer Varve's or one that cannot be read now: it alone names the side files.
-Result<Result<CommitRecord>> RecordToMend(Storage& storage, const std::string& path) {
-  auto record = ReadCommitRecord(storage, path);
-  const StatusCode code = record.status().code();
-  if (!record.ok() && code != StatusCode::kDataLoss && code != StatusCode::kNotFound) {
-    return record.status();
-  }
-  return record;
+/// Returns Ok for a record that was read, or is damaged or missing; else why it was not read, as for
+/// a newer Varve's. The record alone names the side files.
+Status CheckMayMend(const Status& record) {
+  const bool is_damage =
+      record.code() == StatusCode::kDataLoss || record.code() == StatusCode::kNotFound;
+  return is_damage ? Status::Ok() : CopyOf(record);
 }
 
 /// Returns true where the checkpoint has this index already, and it can be read. Errors:
@@ -136,7 +134,8 @@ Result<std::string> NewestDirectory(Storage& storage, const std::string& path,
 Result<RepairReport> ObjectPublisher::RepairIndex(const std::string& path,
                                                   const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(path));
-  VARVE_ASSIGN_OR_RETURN(const auto record, RecordToMend(storage_, path));
+  const auto record = ReadCommitRecord(storage_, path);
+  VARVE_RETURN_IF_ERROR(CheckMayMend(record.status()));
   const bool apart = std::none_of(entries.begin(), entries.end(), [](const DirectoryEntry& entry) {
     return IsDataDirectoryName(entry.name);
   });
@@ -181,14 +180,9 @@ Result<RepairReport> ObjectPublisher::RepairIndex(const std::string& path,
 
 Result<RepairReport> FileSystemPublisher::RepairIndex(const std::string& path,
                                                       const std::stop_token& stop) {
-  const auto lock = LockName(storage_, path);  // A save would lose its index to this one.
-  if (lock.status().code() == StatusCode::kFailedPrecondition) {
-    return FailedPrecondition("a save of it is under way");
-  }
-  if (!lock.ok() && lock.status().code() != StatusCode::kUnimplemented) {
-    return lock.status();
-  }
-  VARVE_ASSIGN_OR_RETURN(const auto record, RecordToMend(storage_, path));
+  VARVE_ASSIGN_OR_RETURN(const auto lock, LockUnlessSaved(storage_, path));
+  const auto record = ReadCommitRecord(storage_, path);
+  VARVE_RETURN_IF_ERROR(CheckMayMend(record.status()));
   VARVE_ASSIGN_OR_RETURN(const ScanResult scan, Scan(storage_, path, stop));
   VARVE_ASSIGN_OR_RETURN(const Metadata metadata, Rebuild(scan, path, record));
   RepairReport report{metadata.save_id, metadata.files.size(), true};

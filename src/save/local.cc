@@ -68,16 +68,10 @@ namespace {
 /// neither damaged nor removed, as one of a newer version: the save could not remove it, and
 /// readers would not know which set is the newer one.
 Status CheckKnown(Storage& storage, const std::string& path, const NamedSet& set) {
-  NamedSet first = set;
-  first.files.erase(std::next(first.files.begin()), first.files.end());
-  VARVE_ASSIGN_OR_RETURN(const ScanResult scan, ScanSet(storage, path, first));
-  for (const UnreadFile& unread : scan.unread) {
-    if (const StatusCode code = unread.why.code();
-        code != StatusCode::kDataLoss && code != StatusCode::kNotFound) {
-      return unread.why.Annotate("a file of the checkpoint that is to be replaced");
-    }
-  }
-  return Status::Ok();
+  const Status read = TryHeader(storage, path, set.files.begin()->second);
+  const bool may_go =
+      read.ok() || read.code() == StatusCode::kDataLoss || read.code() == StatusCode::kNotFound;
+  return may_go ? Status::Ok() : read.Annotate("a file of the checkpoint that is to be replaced");
 }
 
 /// Returns the names of data files of other saves in the directory. Goes by names: decoding headers
@@ -181,13 +175,6 @@ Status RemoveGroup(Storage& storage, const std::string& path, const FileGroup& g
   return Status::Ok();
 }
 
-/// Reads a damaged file again: a host that reads badly once must not remove what is good.
-bool IsStillDamaged(Storage& storage, const std::string& path, const std::string& name) {
-  const auto again = ScanSet(storage, path, {.files = {{0, name}}});
-  return again.ok() && !again->unread.empty() &&
-         again->unread.front().why.code() == StatusCode::kDataLoss;
-}
-
 /// Removes older saves once this one is complete; complete ones only if they may be overwritten.
 /// `before` names the files of others that were there before this rank wrote its own. `is_rank_0`:
 /// the caller holds rank 0's lock.
@@ -217,8 +204,10 @@ Status RemoveOlderSaves(Storage& storage, const std::string& path, const SaveId&
   // The other ranks' names must be as durable as ours before older files go.
   VARVE_RETURN_IF_ERROR(storage.SyncDirectory(path));
   for (const UnreadFile& unread : scan.unread) {  // First: those of its save are then incomplete.
+    // Read again: a host that reads badly once must not remove what is good.
     if (overwrite && unread.why.code() == StatusCode::kDataLoss && IsRankFileName(unread.name) &&
-        before.contains(unread.name) && IsStillDamaged(storage, path, unread.name)) {
+        before.contains(unread.name) &&
+        TryHeader(storage, path, unread.name).code() == StatusCode::kDataLoss) {
       VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, unread.name)));
     }
   }

@@ -78,8 +78,8 @@ MUTANTS = (
     Mutant(
         "repair-beside-a-save",
         "src/publish/repair.cc",
-        "  if (lock.status().code() == StatusCode::kFailedPrecondition) {",
-        "  if (false) {",
+        "  VARVE_ASSIGN_OR_RETURN(const auto lock, LockUnlessSaved(storage_, path));\n",
+        "",
         "Stop.Repair*",
     ),
     Mutant(
