@@ -83,8 +83,8 @@ Result<Metadata> Rebuild(const ScanResult& scan, const std::string& directory,
   return metadata;
 }
 
-/// Returns Ok for a record that was read, or is damaged or missing; else why it was not read, as for
-/// a newer Varve's. The record alone names the side files.
+/// Returns Ok for a record that was read, or is damaged or missing; else why it was not read, as
+/// for a newer Varve's. The record alone names the side files.
 Status CheckMayMend(const Status& record) {
   const bool is_damage =
       record.code() == StatusCode::kDataLoss || record.code() == StatusCode::kNotFound;
