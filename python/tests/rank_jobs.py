@@ -299,6 +299,35 @@ def many_saves(rank: int, size: int, path: str, count: int) -> None:
         varve.torch.save(state, path, overwrite=True)
 
 
+def _rows_of(rank: int, size: int, rows: int, step: int) -> dict[str, Any]:
+    """Entries of which every rank has the rows from `rows * rank // size` on."""
+    whole = torch.arange(rows * 5, dtype=torch.float64).reshape(rows, 5) + step
+    mesh = init_device_mesh("cpu", (size,))
+    return {
+        "sharded": distribute_tensor(whole, mesh, [Shard(0)]),
+        "same": whole.clone(),
+        "step": step,
+    }
+
+
+def save_many_ways(rank: int, size: int, directory: str) -> None:
+    for step in range(3):
+        varve.torch.save(_rows_of(rank, size, size, step), directory + "/saved", overwrite=True)
+        varve.torch.async_save(
+            _rows_of(rank, size, size, step + 10), directory + "/later", overwrite=True
+        ).result()
+
+
+def load_many_ways(rank: int, size: int, directory: str, rows: int) -> None:
+    for name, step in {"saved": 2, "later": 12}.items():
+        wanted = _rows_of(rank, size, rows, step)
+        target = _rows_of(rank, size, rows, -1)
+        varve.torch.load(target, f"{directory}/{name}")
+        assert target["step"] == step
+        assert torch.equal(target["same"], wanted["same"])
+        assert torch.equal(target["sharded"].to_local(), wanted["sharded"].to_local())
+
+
 def save_after_a_restart(rank: int, size: int, directory: str) -> None:
     """torch.distributed goes down and comes up again in the same processes."""
     for attempt in range(2):
