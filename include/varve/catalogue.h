@@ -87,13 +87,18 @@ struct RepairReport {
   bool changed = false;  ///< False: the index already matched the data files.
 };
 
+/// The choice whether a checkpoint is repaired whose varve.json is lost or damaged. That alone names
+/// the side files, so the checkpoint has none afterwards; the files stay where they are.
+enum class LostRecord : std::uint8_t { kRepair, kRefuse };
+
 /// Rebuilds manifest.bin and varve.json from the data files' headers. Also seals a complete set of
 /// rank-local files into a committed checkpoint. Data is not read; run Verify. `stop` ends it only
 /// while headers are read; then nothing has changed.
 /// Errors: DataLoss when headers are damaged or do not form one save; FailedPrecondition when
-/// ranks are missing.
+/// ranks are missing; what varve.json has, with `lost` = kRefuse.
 Result<RepairReport> Repair(const std::string& path, Storage& storage = AnyStorage(),
-                            const std::stop_token& stop = {});
+                            const std::stop_token& stop = {},
+                            LostRecord lost = LostRecord::kRepair);
 
 /// The choice whether a function removes the files that it finds.
 enum class DryRun : std::uint8_t {
@@ -138,7 +143,7 @@ Result<RemovalReport> RemoveCheckpoint(const std::string& path, DryRun dry_run,
                                        const std::stop_token& stop = {});
 
 struct ExportOptions {
-  std::vector<std::string> include;  ///< Globs over names; empty means all.
+  std::vector<std::string> include;  ///< As ConvertOptions::include.
   bool overwrite = false;
   ProgressFunction progress;
   std::stop_token stop;  ///< As ConvertOptions::stop.

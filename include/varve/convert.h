@@ -32,8 +32,9 @@ struct ConvertOptions {
   /// Cast tensors of float16, bfloat16, float32 and float64 to this one of them.
   std::optional<DType> dtype;
   std::uint64_t shard_size = 5'000'000'000;  ///< Bytes of a file's tensors; kHf only.
-  std::vector<std::string> include;          ///< Globs over names; empty means all.
-  std::vector<std::string> exclude;          ///< Globs over names.
+  std::vector<std::string> include;  ///< Globs over names, each of which has to match one; empty
+                                     ///< means all.
+  std::vector<std::string> exclude;  ///< Globs over names.
   /// A name that begins with the first gets the second in its place; the first pair that fits is
   /// applied, to what include and exclude have left. A converted state with renamed entries is
   /// flat.

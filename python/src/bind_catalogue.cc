@@ -52,10 +52,12 @@ std::vector<Damage> VerifyPython(const FsPath& path, nb::handle progress) {
       .damages;
 }
 
-bool RepairPython(const FsPath& path) {
-  return Stoppable(
-             path.text,
-             [&](const std::stop_token& stop) { return Repair(path.text, AnyStorage(), stop); })
+bool RepairPython(const FsPath& path, bool without_record) {
+  const LostRecord lost = without_record ? LostRecord::kRepair : LostRecord::kRefuse;
+  return Stoppable(path.text,
+                   [&](const std::stop_token& stop) {
+                     return Repair(path.text, AnyStorage(), stop, lost);
+                   })
       .changed;
 }
 
@@ -163,7 +165,7 @@ void BindCatalogue(nb::module_& module) {
           nb::arg("name"));
   module.def("list_checkpoints", &ListPython, nb::arg("directory"));
   module.def("verify", &VerifyPython, nb::arg("path"), nb::arg("progress") = nb::none());
-  module.def("repair", &RepairPython, nb::arg("path"));
+  module.def("repair", &RepairPython, nb::arg("path"), nb::arg("without_record"));
   module.def("collect_garbage", &GarbagePython, nb::arg("directory"), nb::arg("dry_run"));
   module.def("remove", &RemovePython, nb::arg("path"), nb::arg("dry_run"));
   module.def("side_files", &SideFilesPython, nb::arg("path"));

@@ -64,6 +64,42 @@ def test_a_step_whose_hashes_alone_are_damaged_is_repaired_and_resumed_from(
     assert manifest.read_bytes() == before
 
 
+@pytest.mark.parametrize("verify", ["index", "full"])
+@pytest.mark.parametrize("damage", ["bit", "cut", "missing"])
+def test_a_step_whose_manifest_alone_is_damaged_is_repaired_and_resumed_from(
+    tmp_path: Path, damage: str, verify: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    with varve.CheckpointManager(run, every=1) as manager:
+        train(manager, range(1, 3))
+    manifest = run / "step-00000002" / "manifest.bin"
+    before = manifest.read_bytes()
+    if damage == "missing":
+        manifest.unlink()
+    else:
+        manifest.write_bytes(b"?" + before[1:] if damage == "bit" else before[:10])
+    with varve.CheckpointManager(run, verify=verify) as manager:
+        assert manager.resume(state()) == 2
+    assert "its manifest was damaged and is repaired" in caplog.text
+    assert manifest.read_bytes() == before and varve.steps(run)[-1].attempt == 1
+
+
+@pytest.mark.parametrize("also", ["varve.json", "varve-step.json", "data"])
+def test_a_step_is_set_aside_where_more_than_its_manifest_is_damaged(
+    tmp_path: Path, also: str
+) -> None:
+    run = tmp_path / "run"
+    with varve.CheckpointManager(run, every=1) as manager:
+        train(manager, range(1, 3))
+    step = run / "step-00000002"
+    (step / "manifest.bin").write_bytes(b"?")
+    other = next(step.glob("data-*")) if also == "data" else step / also
+    other.write_bytes(other.read_bytes()[:-1])
+    with varve.CheckpointManager(run) as manager:
+        assert manager.resume(state()) == 1
+    assert names(run) == [1]
+
+
 def test_damage_that_a_second_read_does_not_find_sets_no_step_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

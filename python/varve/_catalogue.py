@@ -12,7 +12,7 @@ from varve._core import manage
 from varve._engine import path_text
 from varve._files import StoredFiles
 from varve._manage._policy import Keep
-from varve.errors import Error, InvalidArgumentError
+from varve.errors import CorruptCheckpointError, Error, InvalidArgumentError
 
 _LOG = logging.getLogger("varve")
 
@@ -36,26 +36,36 @@ def verify(path: _Path, *, progress: _Progress | None = None) -> list[_core.Dama
 
 
 def damages_left(path: _Path) -> list[_core.Damage]:
-    """Returns what `verify` finds, less what it found in a manifest that has been rebuilt.
-
-    `verify` has read the headers of all data files by then, and a manifest is made of these.
-    """
-    damages = verify(path)
+    """Returns what `verify` finds, less what it found in a manifest that has been rebuilt."""
+    try:
+        damages = verify(path)
+    except CorruptCheckpointError as error:
+        if not mended(path, str(error)):
+            raise
+        damages = verify(path)
     if not damages or any(damage.file != "manifest.bin" for damage in damages):
         return damages
+    return [] if mended(path, damages[0].problem) else damages
+
+
+def mended(path: _Path, problem: str) -> bool:
+    """Rebuilds a damaged manifest from the headers of the data files; returns False where it cannot.
+
+    It leaves a checkpoint alone whose varve.json is damaged too: that alone names the side files.
+    """
     try:
-        repaired = repair(path)
+        repaired = _core.repair(path_text(path), without_record=False)
     except Error as error:
         _LOG.warning("%s: its manifest is damaged and could not be repaired: %s", path, error)
-        return damages
+        return False
     how = "is repaired" if repaired else "is found right when it is read again"
-    _LOG.warning("%s: its manifest was damaged and %s: %s", path, how, damages[0].problem)
-    return []
+    _LOG.warning("%s: its manifest was damaged and %s: %s", path, how, problem)
+    return True
 
 
 def repair(path: _Path) -> bool:
     """Rebuilds a checkpoint's index from its data files; True when it was not already right."""
-    return _core.repair(path_text(path))
+    return _core.repair(path_text(path), without_record=True)
 
 
 def collect_garbage(directory: _Path, dry_run: bool = False) -> list[str]:

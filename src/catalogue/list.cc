@@ -8,10 +8,12 @@
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/scan.h"
+#include "catalogue/side_files.h"
 #include "catalogue/unfinished.h"
 #include "format/commit_record.h"
 #include "pipeline/run_threads.h"
 #include "varve/catalogue.h"
+#include "varve/step_note.h"
 #include "varve/storage.h"
 
 namespace varve {
@@ -26,8 +28,20 @@ bool IsLocked(Storage& storage, const std::string& path) {
   return is_held(LockPath(path)) || (storage.OpenForRead(old_lock).ok() && is_held(old_lock));
 }
 
+/// Returns why a side file is not what was saved, or Ok. Of most it compares the size alone. The
+/// note of a step is read: no manager resumes from a step whose note is damaged.
+Status CheckSideFile(Storage& storage, const std::string& directory, const StoredFile& file) {
+  if (file.name == kStepNoteName) {
+    return ReadSideFile(storage, directory, file).status();
+  }
+  const auto found = storage.OpenForRead(JoinPath(directory, file.name));
+  return found.ok() && (*found)->size() == file.size
+             ? Status::Ok()
+             : DataLoss(file.name + (found.ok() ? " is of another size" : " is missing"));
+}
+
 /// Returns why the files do not match the index, or Ok.
-Status CheckFileSizes(Storage& storage, const OpenedIndex& opened) {
+Status CheckFiles(Storage& storage, const OpenedIndex& opened) {
   if (opened.metadata.format != Format::kVarve) {
     return Status::Ok();  // Opening has asked storage for them already.
   }
@@ -45,10 +59,7 @@ Status CheckFileSizes(Storage& storage, const OpenedIndex& opened) {
     VARVE_ASSIGN_OR_RETURN(entries, storage.List(opened.directory));
   }
   for (const StoredFile& file : opened.metadata.side_files) {
-    const auto found = storage.OpenForRead(JoinPath(opened.directory, file.name));
-    if (!found.ok() || (*found)->size() != file.size) {
-      return DataLoss(file.name + (found.ok() ? " is of another size" : " is missing"));
-    }
+    VARVE_RETURN_IF_ERROR(CheckSideFile(storage, opened.directory, file));
   }
   for (const DataFile& file : opened.metadata.files) {
     const DirectoryEntry* const found = FindEntry(entries, file.name);
@@ -76,13 +87,16 @@ Result<std::optional<CheckpointEntry>> Examine(Storage& storage, const std::stri
     if (opened->metadata.save_id != SaveId{}) {
       entry.save_id = opened->metadata.save_id;
     }
-    if (const Status sizes = CheckFileSizes(storage, *opened); !sizes.ok()) {
+    if (const Status files = CheckFiles(storage, *opened); !files.ok()) {
       if (opened->record &&
           ReadCommitRecord(storage, path).status().code() == StatusCode::kNotFound) {
         return std::optional<CheckpointEntry>();  // It has been removed since it was opened.
       }
+      if (TellsNothing(storage, path, files)) {
+        return files;
+      }
       entry.state = CheckpointState::kDamaged;
-      entry.detail = sizes.message();
+      entry.detail = files.message();
     }
     return std::optional(std::move(entry));
   }

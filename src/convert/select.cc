@@ -2,6 +2,7 @@
 #include <set>
 #include <utility>
 
+#include "base/nearest.h"
 #include "base/stop.h"
 #include "convert/writers.h"
 #include "format/data_file.h"
@@ -33,6 +34,29 @@ class Names {
   Globs include_;
   Globs exclude_;
 };
+
+/// Returns an error that names a glob of `include` that no name of the checkpoint matches.
+Status CheckIncluded(const Metadata& metadata, const std::vector<std::string>& include) {
+  std::vector<std::string> names;
+  if (!include.empty()) {
+    for (const TensorMetadata& tensor : metadata.tensors) {
+      names.push_back(tensor.fqn);
+    }
+    for (const ObjectMetadata& object : metadata.objects) {
+      names.push_back(object.fqn);
+    }
+  }
+  for (const std::string& glob : include) {
+    const Globs one({glob});
+    if (std::none_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return one.Match(name); })) {
+      const std::string nearest = NearestToGlob(glob, names);
+      return NotFound("no name in the checkpoint matches \"" + glob + "\"" +
+                      (nearest.empty() ? "" : "; the nearest is \"" + nearest + "\""));
+    }
+  }
+  return Status::Ok();
+}
 
 std::string Renamed(const ConvertOptions& options, const std::string& name) {
   for (const auto& [from, to] : options.rename) {
@@ -187,6 +211,7 @@ Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& asked) 
     return InvalidArgument("tensors are cast to float16, bfloat16, float32 or float64, not to " +
                            std::string(DTypeName(*options.dtype)));
   }
+  VARVE_RETURN_IF_ERROR(CheckIncluded(reader.metadata(), options.include));
   Selection selection;
   VARVE_ASSIGN_OR_RETURN(Value structure, reader.ReadStructure(options.stop));
   if (options.to == ConvertTarget::kHf && options.include.empty() && !options.everything) {
@@ -268,18 +293,22 @@ Result<std::uint64_t> WriteSegmentsFile(Storage& storage, const std::string& pat
   return size;
 }
 
-Result<ConvertReport> Convert(const std::string& source_path, const std::string& target_path,
-                              const ConvertOptions& options, Storage& storage) {
+namespace {
+
+/// Converts; `verb` names that in errors.
+Result<ConvertReport> ConvertAs(const std::string& verb, const std::string& source_path,
+                                const std::string& target_path, const ConvertOptions& options,
+                                Storage& storage) {
   VARVE_ASSIGN_OR_RETURN(const std::string source, ResolvePath(source_path, storage));
   VARVE_ASSIGN_OR_RETURN(const std::string target, ResolveTarget(target_path, storage));
   if (!options.hf_config.empty() && options.to != ConvertTarget::kHf) {
-    return InvalidArgument("convert " + source +
+    return InvalidArgument(verb + " " + source +
                            ": configuration files are copied only into a Hugging Face folder");
   }
   VARVE_ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(source, storage, options.stop));
   auto selection = Select(*reader, options);
   if (!selection.ok()) {
-    return selection.status().Annotate("convert " + source);
+    return selection.status().Annotate(verb + " " + source);
   }
   auto report = Write(*reader, *selection, target, options, storage);
   if (options.stop.stop_requested() && report.status().code() == StatusCode::kCancelled) {
@@ -289,7 +318,14 @@ Result<ConvertReport> Convert(const std::string& source_path, const std::string&
         reader->metadata(), [&](std::string_view name) { return selection->model.Holds(name); });
     report->merged = std::move(selection->merged);
   }
-  return std::move(report).Annotate("convert " + source + " to " + target);
+  return std::move(report).Annotate(verb + " " + source + " to " + target);
+}
+
+}  // namespace
+
+Result<ConvertReport> Convert(const std::string& source_path, const std::string& target_path,
+                              const ConvertOptions& options, Storage& storage) {
+  return ConvertAs("convert", source_path, target_path, options, storage);
 }
 
 Result<ExportReport> ExportSafetensors(const std::string& path, const std::string& out,
@@ -301,7 +337,7 @@ Result<ExportReport> ExportSafetensors(const std::string& path, const std::strin
   convert.progress = options.progress;
   convert.stop = options.stop;
   convert.memory_budget = std::uint64_t{128} << 20;
-  VARVE_ASSIGN_OR_RETURN(ConvertReport report, Convert(path, out, convert, storage));
+  VARVE_ASSIGN_OR_RETURN(ConvertReport report, ConvertAs("export", path, out, convert, storage));
   return ExportReport{report.tensor_count, report.bytes, std::move(report.skipped)};
 }
 

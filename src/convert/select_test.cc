@@ -85,7 +85,14 @@ TEST(Select, ExcludeTakesFromWhatIncludeHasChosen) {
 TEST(Select, GlobsAreCaseSensitiveAndCrossDots) {
   EXPECT_EQ(SelectedNames({.include = {"m*[0-9]"}}), (Names{"model.layers.0", "model.layers.1"}));
   EXPECT_TRUE(FailsWith(SelectFrom(Training(), {.include = {"MODEL.*"}}), StatusCode::kNotFound,
-                        {"nothing in the checkpoint is selected"}));
+                        {"no name in the checkpoint matches \"MODEL.*\""}));
+}
+
+TEST(Select, RefusesAGlobThatMatchesNothingBesideOneThatDoes) {
+  EXPECT_TRUE(FailsWith(SelectFrom(Training(), {.include = {"model.*", "optimizer.*"}}),
+                        StatusCode::kNotFound, {"\"optimizer.*\"", "\"optim.m\""}));
+  EXPECT_TRUE(FailsWith(SelectFrom(Training(), {.include = {"model.*"}, .exclude = {"model.*"}}),
+                        StatusCode::kNotFound, {"nothing in the checkpoint is selected"}));
 }
 
 TEST(Select, AppliesTheFirstRenameThatFitsAfterTheGlobs) {

@@ -196,13 +196,16 @@ Result<RepairReport> FileSystemPublisher::RepairIndex(const std::string& path,
   return report;
 }
 
-Result<RepairReport> Repair(const std::string& given, Storage& storage,
-                            const std::stop_token& stop) {
+Result<RepairReport> Repair(const std::string& given, Storage& storage, const std::stop_token& stop,
+                            LostRecord lost) {
   VARVE_ASSIGN_OR_RETURN(const std::string path, ResolveTarget(given, storage));
   if (ParseStaleName(BaseName(path))) {
     return FailedPrecondition("repair " + path +
                               ": it is what a save or a removal has left, and no checkpoint; "
                               "`varve gc` looks after it");
+  }
+  if (lost == LostRecord::kRefuse) {
+    VARVE_RETURN_IF_ERROR(ReadCommitRecord(storage, path).status().Annotate("repair " + path));
   }
   return PublisherOf(storage, path)->RepairIndex(path, stop).Annotate("repair " + path);
 }

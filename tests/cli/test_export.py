@@ -6,6 +6,8 @@ import numpy as np
 import safetensors.numpy
 from cli_support import data_file, flip_a_bit
 
+import varve
+
 
 def test_export_opens_with_safetensors(run, checkpoint, state, tmp_path):
     out = tmp_path / "model.safetensors"
@@ -44,5 +46,13 @@ def test_export_of_damaged_bytes_fails_and_leaves_nothing(run, checkpoint, tmp_p
 
 def test_export_of_nothing_is_an_error(run, checkpoint, tmp_path):
     out = tmp_path / "none.safetensors"
-    assert "selected" in run("export", checkpoint, out, "--include", "x*", code=2).stderr
+    assert 'matches "x*"' in run("export", checkpoint, out, "--include", "x*", code=2).stderr
     assert not out.exists()
+
+
+def test_a_glob_that_matches_nothing_names_the_nearest(run, tmp_path):
+    varve.save({"model": {"layers": {"0": np.ones(3)}}}, tmp_path / "c")
+    out = tmp_path / "m.safetensors"
+    failed = run("export", tmp_path / "c", out, "--include", "modle.layers.*", code=2)
+    assert 'matches "modle.layers.*"; the nearest is "model.layers.0"' in failed.stderr
+    assert f"export {tmp_path / 'c'}" in failed.stderr and not out.exists()

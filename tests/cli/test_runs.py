@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cli_support import contents, flip_a_bit
+from cli_support import contents, data_file, flip_a_bit
 
 import varve
 
@@ -103,6 +103,7 @@ def test_a_quarantined_step_is_listed_with_its_reason_and_removed_on_request(
     run, run_json, steps, state
 ):
     flip_a_bit(steps / "step-00000050" / "manifest.bin", 50)
+    flip_a_bit(data_file(steps / "step-00000050"), 20)  # Of its header: no manifest is made of it.
     with varve.CheckpointManager(steps) as manager:
         assert manager.resume(state) == 40
     (entry,) = [e for e in run_json("ls", steps) if e["state"] == "quarantined"]
@@ -113,6 +114,14 @@ def test_a_quarantined_step_is_listed_with_its_reason_and_removed_on_request(
     run("gc", steps)
     run("rm", steps / entry["name"])
     assert not (steps / entry["name"]).exists()
+
+
+def test_a_step_whose_note_is_damaged_is_damaged_in_every_list(run, run_json, steps):
+    flip_a_bit(steps / "step-00000050" / "varve-step.json", 3)
+    entry = run_json("ls", steps)[-1]
+    assert entry["name"] == "step-00000050" and entry["state"] == "damaged"
+    assert "varve-step.json" in entry["detail"]
+    assert run("latest", steps).stdout == f"{steps / 'step-00000040'}\n"
 
 
 def test_latest_takes_what_a_job_saved_that_went_on_from_an_older_step(run, steps, state):

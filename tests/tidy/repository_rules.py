@@ -100,6 +100,7 @@ USERS_OWN_HEADERS = {
         "save/state_file.h",
     },
     "bench": {"save/dcp_index.h"},
+    "tools": {"base/nearest.h"},
 }
 
 # Deterministic functions: no I/O, thread, clock or chance.

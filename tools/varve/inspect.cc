@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/nearest.h"
 #include "json.h"
 #include "subtrees.h"
 #include "text.h"
@@ -364,6 +365,23 @@ std::string TensorAsText(const CheckpointReader& reader, const TensorMetadata& t
   return text + table.ToString();
 }
 
+/// Returns what a name is that is no tensor's, and what may be meant.
+std::string WhyNoTensor(const Metadata& metadata, const std::string& name) {
+  const std::string quoted = "\"" + name + "\"";
+  if (metadata.FindObject(name) != nullptr) {
+    return quoted + " is a plain value, not a tensor";
+  }
+  std::vector<std::string> names;
+  for (const TensorMetadata& tensor : metadata.tensors) {
+    if (tensor.fqn.starts_with(name + ".")) {
+      return quoted + " is a subtree, not a tensor; it has \"" + tensor.fqn + "\"";
+    }
+    names.push_back(tensor.fqn);
+  }
+  const std::string nearest = NearestToGlob(name, names);
+  return "no tensor " + quoted + (nearest.empty() ? "" : "; did you mean \"" + nearest + "\"?");
+}
+
 Result<Outcome> Run(const Options& options) {
   VARVE_ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(options.path));
   if (!options.tensor) {
@@ -373,10 +391,7 @@ Result<Outcome> Run(const Options& options) {
   VARVE_ASSIGN_OR_RETURN(const Metadata metadata, reader->MetadataWithHashes());
   const TensorMetadata* tensor = metadata.FindTensor(*options.tensor);
   if (tensor == nullptr) {
-    const bool object = metadata.FindObject(*options.tensor) != nullptr;
-    return NotFound(options.path + ": " +
-                    (object ? "\"" + *options.tensor + "\" is a plain value, not a tensor"
-                            : "no tensor \"" + *options.tensor + "\""));
+    return NotFound(options.path + ": " + WhyNoTensor(metadata, *options.tensor));
   }
   return Outcome{options.json ? TensorAsJson(*reader, *tensor) : TensorAsText(*reader, *tensor)};
 }

@@ -32,7 +32,8 @@ Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   const std::string files = Count(report.file_count, "data file");
   return Outcome{Printable(options.path) + ": " +
                  (report.changed ? "rebuilt the index from " + files
-                                 : "the index matches " + files + "; nothing to do") +
+                                 : "the index matches " + files +
+                                       "; nothing to do (data were not read: see varve verify)") +
                  " (save " + ToString(report.save_id) + ")\n"};
 }
 

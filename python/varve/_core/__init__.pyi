@@ -190,8 +190,8 @@ class Globs:
 def verify(path: str, progress: _Progress | None = ...) -> list[Damage]:
     """Re-reads every byte; returns the damages found."""
 
-def repair(path: str) -> bool:
-    """Rebuilds the index from the data files; True when it was not already right."""
+def repair(path: str, without_record: bool) -> bool:
+    """Rebuilds the index from the data files, or refuses to without varve.json; True when it was not right."""
 
 def collect_garbage(directory: str, dry_run: bool) -> list[str]:
     """Removes what dead saves left; returns the paths removed (or, dry, to be removed)."""

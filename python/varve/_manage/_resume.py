@@ -9,7 +9,7 @@ import os
 from typing import Any, Literal
 
 from varve import _core
-from varve._catalogue import damages_left
+from varve._catalogue import damages_left, mended
 from varve._core import manage
 from varve._manage._history import History
 from varve._manage._place import Place
@@ -122,12 +122,15 @@ class Chooser:
     def _damage(self, step: manage.RunStep) -> str | None:
         """Returns what is damaged in a step; None where nothing is. Raises what is no damage."""
         path = self._path(step.name)
-        try:
-            _core.Reader(path, False)
-        except CorruptCheckpointError as error:
-            return str(error)
-        if step.state == "damaged":
-            return step.detail
+        problem = _index_problem(path)
+        if problem is not None:
+            if not mended(path, problem):
+                return problem
+            problem = _index_problem(path) or _listed_problem(path)
+        elif step.state == "damaged":
+            problem = step.detail
+        if problem is not None:
+            return problem
         if self._verify == "full":
             damages = damages_left(path)
             if damages:
@@ -190,6 +193,21 @@ def _is_damaged(path: str) -> bool:
         return bool(_core.verify(path))
     except CorruptCheckpointError:
         return True
+
+
+def _index_problem(path: str) -> str | None:
+    """Returns why the index of a checkpoint cannot be read; None where it can."""
+    try:
+        _core.Reader(path, False)
+    except CorruptCheckpointError as error:
+        return str(error)
+    return None
+
+
+def _listed_problem(path: str) -> str | None:
+    """Returns why a checkpoint with a readable index is listed as not whole; None where it is whole."""
+    (entry,) = _core.list_checkpoints(path)
+    return None if entry.state in ("whole", "displaced") else entry.detail
 
 
 def _quarantined(run: str) -> list[str]:
