@@ -90,7 +90,7 @@ TEST(Select, GlobsAreCaseSensitiveAndCrossDots) {
 
 TEST(Select, RefusesAGlobThatMatchesNothingBesideOneThatDoes) {
   EXPECT_TRUE(FailsWith(SelectFrom(Training(), {.include = {"model.*", "optimizer.*"}}),
-                        StatusCode::kNotFound, {"\"optimizer.*\"", "\"optim.m\""}));
+                        StatusCode::kNotFound, {"\"optimizer.*\""}));
   EXPECT_TRUE(FailsWith(SelectFrom(Training(), {.include = {"model.*"}, .exclude = {"model.*"}}),
                         StatusCode::kNotFound, {"nothing in the checkpoint is selected"}));
 }
