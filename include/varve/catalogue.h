@@ -25,6 +25,8 @@ enum class CheckpointState : std::uint8_t {
   kIncomplete,   ///< Rank-local files of some ranks are missing.
   kDamaged,      ///< A checkpoint, but its index or files are missing or of the wrong size.
   kUnsupported,  ///< A checkpoint in the native format, in a version that this Varve does not read.
+  kUnreadable,   ///< This process may not read it, or the storage fails: damaged or whole, the
+                 ///< error does not tell.
   kDisplaced,    ///< Whole, under a hidden name, left by an interrupted overwrite; loads by its
                  ///< name.
   kSaving,       ///< A save is under way.
@@ -50,7 +52,8 @@ struct CheckpointEntry {
 
 /// Returns the checkpoints and stale files in `directory`, by step, then by NaturalLess of the
 /// name; those of other software too, where they are directories. When `directory` itself is a
-/// checkpoint the list has that one entry. Reads indexes and sizes, not data.
+/// checkpoint the list has that one entry, and the steps in it, as IsStepName says, that are
+/// checkpoints too. Reads indexes, sizes and the notes of steps, not data.
 Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& directory,
                                                      Storage& storage = AnyStorage(),
                                                      const std::stop_token& stop = {});
@@ -85,10 +88,14 @@ struct RepairReport {
   SaveId save_id;
   std::uint64_t file_count = 0;
   bool changed = false;  ///< False: the index already matched the data files.
+  /// Files beside the checkpoint, where varve.json was lost: what of them were side files is not
+  /// known any more.
+  std::vector<std::string> others{};
 };
 
 /// The choice whether a checkpoint is repaired whose varve.json is lost or damaged. That alone names
-/// the side files, so the checkpoint has none afterwards; the files stay where they are.
+/// the side files, so the checkpoint has none afterwards but the note of its step, if that can be
+/// read; the files stay where they are.
 enum class LostRecord : std::uint8_t { kRepair, kRefuse };
 
 /// Rebuilds manifest.bin and varve.json from the data files' headers. Also seals a complete set of
@@ -170,6 +177,12 @@ bool NaturalLess(std::string_view a, std::string_view b);
 /// only number. Digits that belong to a word, a decimal number or a date are none ("ws2", "1.5",
 /// "20261122").
 std::optional<std::uint64_t> StepFromName(std::string_view name);
+
+/// Returns true for a name that a step of a run can have: letters, then a number.
+bool IsStepName(std::string_view name);
+
+/// Returns the letters before the number of a step's name: "step-".
+std::string_view StepPrefix(std::string_view name);
 
 /// A choice of names by globs, in the syntax of Python's fnmatch.fnmatchcase:
 /// docs/options.md#globs. Many globs cost hardly more than one, unless they begin alike. Copies

@@ -36,8 +36,8 @@ struct ConvertOptions {
                                      ///< means all.
   std::vector<std::string> exclude;  ///< Globs over names.
   /// A name that begins with the first gets the second in its place; the first pair that fits is
-  /// applied, to what include and exclude have left. A converted state with renamed entries is
-  /// flat.
+  /// applied, to what include and exclude have left. Each has to fit a name of the checkpoint. A
+  /// converted state with renamed entries is flat.
   std::vector<std::pair<std::string, std::string>> rename;
   /// kHf without `include`: false writes the model only. That is the entry "model", "module",
   /// "model_state_dict" or "state_dict" of the top level, if one is a container of tensors, and

@@ -45,12 +45,6 @@ struct RunStep {
   }
 };
 
-/// Returns true for a name that a step of a run can have.
-bool IsStepName(std::string_view name);
-
-/// Returns the letters before the number of a step's name: "step-".
-std::string_view StepPrefix(std::string_view name);
-
 /// Returns the steps of a run, from the oldest to the newest: by attempt, then by step, then by
 /// NaturalLess of the name. A step that no manager has saved counts as one of the attempt during
 /// which it was written. With those that are not whole; without failed and stale ones and those

@@ -16,7 +16,7 @@ constexpr const char* kEntryDoc = R"(A checkpoint, or stale files, as `list_chec
 Attributes:
     name: In the directory. Of stale files and of a save under way it is a hidden one.
     format: "varve" or, of other software, "dcp", "safetensors" or "torch".
-    state: "whole", "incomplete", "damaged", "unsupported", "displaced", "saving", "stale", "failed" or
+    state: "whole", "incomplete", "damaged", "unsupported", "unreadable", "displaced", "saving", "stale", "failed" or
            "quarantined".
     detail: Why it is not whole.
     step: The training step in its name; None where the name has none.

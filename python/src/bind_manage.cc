@@ -13,7 +13,7 @@ Attributes:
     name: Of the checkpoint, in the run's directory.
     step: The training step.
     attempt: Number of the job that saved it, counted in the run; 0 where no manager has.
-    state: "whole", "incomplete", "damaged", "unsupported" or "displaced".
+    state: "whole", "incomplete", "damaged", "unsupported", "unreadable" or "displaced".
     detail: Why it is not whole.
     bytes: Of its data files.
     world_size: Number of ranks that saved it; 0 where that is unknown.

@@ -253,7 +253,7 @@ def test_dtype_include_exclude_and_rename(tmp_path: Path) -> None:
         )
     with pytest.raises(varve.InvalidArgumentError, match="int8"):
         varve.convert(source, tmp_path / "x", "varve", dtype="int8")
-    with pytest.raises(varve.CheckpointNotFoundError, match="selected"):
+    with pytest.raises(varve.CheckpointNotFoundError, match='matches "none'):
         varve.convert(source, tmp_path / "x", "varve", include=["none.*"])
 
 

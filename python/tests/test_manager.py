@@ -279,11 +279,10 @@ def test_it_resumes_from_the_newest_step_and_says_none_for_a_new_run(run: Path) 
 
 DAMAGE = {
     "a flipped bit of the data": lambda step: flip(next(step.glob("data-*"))),
-    "a flipped bit of the index": lambda step: flip(step / "manifest.bin", 40),
     "a flipped bit of the record": lambda step: flip(step / "varve.json", 30),
     "a lost data file": lambda step: next(step.glob("data-*")).unlink(),
     "a short data file": lambda step: os.truncate(next(step.glob("data-*")), 5000),
-    "a lost index": lambda step: (step / "manifest.bin").unlink(),
+    "a lost record": lambda step: (step / "varve.json").unlink(),
 }
 
 

@@ -12,7 +12,13 @@ from varve._core import manage
 from varve._engine import path_text
 from varve._files import StoredFiles
 from varve._manage._policy import Keep
-from varve.errors import CorruptCheckpointError, Error, InvalidArgumentError
+from varve.errors import (
+    CorruptCheckpointError,
+    Error,
+    InvalidArgumentError,
+    UnavailableError,
+    UnsupportedError,
+)
 
 _LOG = logging.getLogger("varve")
 
@@ -63,6 +69,15 @@ def mended(path: _Path, problem: str) -> bool:
     return True
 
 
+def unread(state: str, detail: str, path: str) -> Error | None:
+    """Returns the error for a checkpoint that this Varve or this process cannot read; None in other states.
+
+    It may be whole. To take an older one in its place would lose, without a word, what was trained since.
+    """
+    kinds = {"unsupported": UnsupportedError, "unreadable": UnavailableError}
+    return kinds[state](detail, path=path) if state in kinds else None
+
+
 def repair(path: _Path) -> bool:
     """Rebuilds a checkpoint's index from its data files; True when it was not already right."""
     return _core.repair(path_text(path), without_record=True)
@@ -99,6 +114,7 @@ def latest(directory: _Path) -> str:
     Raises:
         CheckpointNotFoundError: There is none.
         UnsupportedError: A newer Varve wrote the newest.
+        UnavailableError: This process may not read the newest, or an I/O error came.
     """
     return _core.latest(path_text(directory))
 

@@ -1,6 +1,7 @@
 #include "catalogue/family.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <optional>
 #include <utility>
@@ -94,6 +95,10 @@ bool TellsNothing(Storage& storage, const std::string& path, const Status& statu
     case StatusCode::kInvalidArgument: return false;
     default: return status.details().reason != ErrorReason::kIncomplete && IsRemote(storage, path);
   }
+}
+
+bool IsForbidden(const Status& status) {
+  return status.details().system_error == EACCES || status.details().system_error == EPERM;
 }
 
 bool IsUnread(Storage& storage, const std::string& path, const Status& status) {

@@ -25,6 +25,9 @@ bool IsRemote(Storage& storage, const std::string& path);
 /// answer, or refused one.
 bool TellsNothing(Storage& storage, const std::string& path, const Status& status);
 
+/// Returns true for an error of a file or directory that this process has no permission to read.
+bool IsForbidden(const Status& status);
+
 /// Returns true for any error of an object store but NotFound: a list or an object that cannot be
 /// read does not tell that there is nothing.
 bool IsUnread(Storage& storage, const std::string& path, const Status& status);

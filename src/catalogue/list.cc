@@ -7,6 +7,7 @@
 #include "catalogue/formats.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
+#include "catalogue/own_names.h"
 #include "catalogue/scan.h"
 #include "catalogue/side_files.h"
 #include "catalogue/unfinished.h"
@@ -28,6 +29,11 @@ bool IsLocked(Storage& storage, const std::string& path) {
   return is_held(LockPath(path)) || (storage.OpenForRead(old_lock).ok() && is_held(old_lock));
 }
 
+/// Returns true for an error of a read that does not tell whether what is stored is damaged.
+bool IsReadFailure(const Status& status) {
+  return status.code() == StatusCode::kUnavailable || IsForbidden(status);
+}
+
 /// Returns why a side file is not what was saved, or Ok. Of most it compares the size alone. The
 /// note of a step is read: no manager resumes from a step whose note is damaged.
 Status CheckSideFile(Storage& storage, const std::string& directory, const StoredFile& file) {
@@ -35,6 +41,9 @@ Status CheckSideFile(Storage& storage, const std::string& directory, const Store
     return ReadSideFile(storage, directory, file).status();
   }
   const auto found = storage.OpenForRead(JoinPath(directory, file.name));
+  if (IsReadFailure(found.status())) {
+    return found.status();
+  }
   return found.ok() && (*found)->size() == file.size
              ? Status::Ok()
              : DataLoss(file.name + (found.ok() ? " is of another size" : " is missing"));
@@ -42,6 +51,9 @@ Status CheckSideFile(Storage& storage, const std::string& directory, const Store
 
 /// Returns why the files do not match the index, or Ok.
 Status CheckFiles(Storage& storage, const OpenedIndex& opened) {
+  for (const StoredFile& file : opened.metadata.side_files) {
+    VARVE_RETURN_IF_ERROR(CheckSideFile(storage, opened.directory, file));
+  }
   if (opened.metadata.format != Format::kVarve) {
     return Status::Ok();  // Opening has asked storage for them already.
   }
@@ -58,9 +70,6 @@ Status CheckFiles(Storage& storage, const OpenedIndex& opened) {
   } else {
     VARVE_ASSIGN_OR_RETURN(entries, storage.List(opened.directory));
   }
-  for (const StoredFile& file : opened.metadata.side_files) {
-    VARVE_RETURN_IF_ERROR(CheckSideFile(storage, opened.directory, file));
-  }
   for (const DataFile& file : opened.metadata.files) {
     const DirectoryEntry* const found = FindEntry(entries, file.name);
     if (found == nullptr) {
@@ -72,6 +81,28 @@ Status CheckFiles(Storage& storage, const OpenedIndex& opened) {
     }
   }
   return Status::Ok();
+}
+
+/// Returns the state of a checkpoint that cannot be opened.
+CheckpointState StateOf(const Status& status) {
+  if (status.code() == StatusCode::kFailedPrecondition) {
+    return CheckpointState::kIncomplete;
+  }
+  return IsReadFailure(status) ? CheckpointState::kUnreadable : CheckpointState::kDamaged;
+}
+
+/// Returns the entry for a directory with a step in its name that this process may not list;
+/// nothing for others.
+std::optional<CheckpointEntry> ExamineUnlistable(Storage& storage, const std::string& path,
+                                                 const std::string& name) {
+  const Status listed = storage.List(path).status();
+  if (!IsReadFailure(listed) || !StepFromName(name)) {
+    return std::nullopt;
+  }
+  return CheckpointEntry{.name = name,
+                         .state = CheckpointState::kUnreadable,
+                         .detail = listed.message(),
+                         .step = StepFromName(name)};
 }
 
 /// Returns the entry for a directory, or nothing when it is no checkpoint. Errors: where a server
@@ -95,7 +126,7 @@ Result<std::optional<CheckpointEntry>> Examine(Storage& storage, const std::stri
       if (TellsNothing(storage, path, files)) {
         return files;
       }
-      entry.state = CheckpointState::kDamaged;
+      entry.state = StateOf(files);
       entry.detail = files.message();
     }
     return std::optional(std::move(entry));
@@ -104,11 +135,10 @@ Result<std::optional<CheckpointEntry>> Examine(Storage& storage, const std::stri
   if (TellsNothing(storage, path, opened.status())) {
     return opened.status();
   }
-  switch (code) {
-    case StatusCode::kNotFound: return std::optional<CheckpointEntry>();
-    case StatusCode::kFailedPrecondition: entry.state = CheckpointState::kIncomplete; break;
-    default: entry.state = CheckpointState::kDamaged; break;
+  if (code == StatusCode::kNotFound) {
+    return ExamineUnlistable(storage, path, name);
   }
+  entry.state = StateOf(opened.status());
   entry.detail = opened.status().message();
   const auto scan = ScanDataFiles(storage, path);
   const bool is_scanned = scan.ok() && !scan->groups.empty();
@@ -265,6 +295,7 @@ std::string_view StateName(CheckpointState state) {
     case CheckpointState::kIncomplete: return "incomplete";
     case CheckpointState::kDamaged: return "damaged";
     case CheckpointState::kUnsupported: return "unsupported";
+    case CheckpointState::kUnreadable: return "unreadable";
     case CheckpointState::kDisplaced: return "displaced";
     case CheckpointState::kSaving: return "saving";
     case CheckpointState::kStale: return "stale";
@@ -298,17 +329,25 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
   // have been exported from those.
   std::optional<CheckpointEntry> files_beside;
   VARVE_ASSIGN_OR_RETURN(auto self, Examine(storage, directory, BaseName(directory)));
-  if (self) {
-    if (!listed.ok() || !IsPlainModel(storage, directory, *listed)) {
-      return std::vector{std::move(*self)};
-    }
-    files_beside = std::move(self);
+  if (self && !listed.ok()) {
+    return std::vector{*std::move(self)};
   }
   VARVE_RETURN_IF_ERROR(listed.status());
-  const std::vector<DirectoryEntry>& found = *listed;
+  std::vector<DirectoryEntry> found = *listed;
+  std::vector<CheckpointEntry> beside;
+  if (self && !IsPlainModel(storage, directory, *listed)) {
+    // A stray file of a checkpoint, or a save to the wrong name, must not hide the steps of a run.
+    const OwnNames own(storage, directory, *listed);
+    std::erase_if(found, [&](const DirectoryEntry& entry) {
+      return !entry.is_directory || !IsStepName(entry.name) || own.OwnsFolder(entry.name);
+    });
+    beside.push_back(*std::move(self));
+  } else {
+    files_beside = std::move(self);
+    VARVE_RETURN_IF_ERROR(AddBeside(storage, directory, files_beside.has_value(), &beside));
+  }
   std::vector<std::vector<CheckpointEntry>> of_items(found.size() + 1);
-  VARVE_RETURN_IF_ERROR(
-      AddBeside(storage, directory, files_beside.has_value(), &of_items[found.size()]));
+  of_items.back() = std::move(beside);
   VARVE_RETURN_IF_ERROR(
       RunThreads(found.size(), ListThreads(storage, directory), stop, [&](std::size_t i) {
         return ListItem(storage, directory, found, i, &of_items[i]);

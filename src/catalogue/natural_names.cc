@@ -97,6 +97,20 @@ std::optional<std::uint64_t> StepFromName(std::string_view name) {
   return OnlyNumber(small);
 }
 
+std::string_view StepPrefix(std::string_view name) {
+  const auto is_letter = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '-' || c == '=';
+  };
+  const auto* const digits = std::find_if_not(name.begin(), name.end(), is_letter);
+  return name.substr(0, static_cast<std::size_t>(digits - name.begin()));
+}
+
+bool IsStepName(std::string_view name) {
+  const std::string_view digits = name.substr(StepPrefix(name).size());
+  return !digits.empty() && std::all_of(digits.begin(), digits.end(), IsDigit) &&
+         StepFromName(name).has_value();
+}
+
 bool NaturalLess(std::string_view a, std::string_view b) {
   std::size_t i = 0;
   std::size_t j = 0;

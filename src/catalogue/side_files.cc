@@ -12,6 +12,7 @@
 #include "format/relative_name.h"
 #include "interop/safetensors/hf_checksums.h"
 #include "varve/catalogue.h"
+#include "varve/step_note.h"
 
 namespace varve {
 namespace {
@@ -27,10 +28,18 @@ constexpr std::array kModelConfiguration{
     "*.tiktoken",        "chat_template*"};
 
 /// Says what to do about a file that people edit: nothing tells an edit from damage.
-std::string WhereEdited() {
-  return "; it is damaged, or was edited after the save. To keep an edit give the file with a new "
-         "save (files=). In a folder of Hugging Face's layout you may instead remove " +
-         std::string(kHfChecksumsName) + ", with which the checksums of the tensors go";
+std::string WhereEdited(Storage& storage, const std::string& directory, const StoredFile& file) {
+  if (file.name == kStepNoteName) {
+    return "; it tells the place of the step in its run";
+  }
+  std::string text =
+      "; it is damaged, or was edited after the save. To keep an edit give the file with a new save "
+      "(files=)";
+  if (storage.OpenForRead(JoinPath(directory, kHfChecksumsName)).ok()) {
+    text += ". You may instead remove " + std::string(kHfChecksumsName) +
+            ", with which the checksums of the tensors go";
+  }
+  return text;
 }
 
 Status CheckName(const std::string& name) {
@@ -128,14 +137,14 @@ Result<std::string> ReadSideFile(Storage& storage, const std::string& directory,
   }
   if ((*opened)->size() != file.size) {
     return DataLoss(path + " has " + std::to_string((*opened)->size()) + " bytes instead of " +
-                    std::to_string(file.size) + WhereEdited());
+                    std::to_string(file.size) + WhereEdited(storage, directory, file));
   }
   std::string content(file.size, '\0');
   VARVE_RETURN_IF_ERROR(
       (*opened)->ReadAt(0, std::as_writable_bytes(std::span(content.data(), content.size()))));
   if (const std::uint32_t crc = Crc32c(AsByteSpan(content)); crc != file.crc32c) {
     return DataLoss(path + ": checksum mismatch (want " + HexU32(file.crc32c) + ", got " +
-                    HexU32(crc) + ")" + WhereEdited());
+                    HexU32(crc) + ")" + WhereEdited(storage, directory, file));
   }
   return content;
 }

@@ -7,6 +7,7 @@
 
 #include "base/checksum.h"
 #include "base/stop.h"
+#include "catalogue/family.h"
 #include "catalogue/open.h"
 #include "catalogue/scan.h"
 #include "catalogue/side_files.h"
@@ -43,7 +44,7 @@ class Verifier {
     for (std::uint32_t i = 0; i < opened_.metadata.files.size(); ++i) {
       VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       all_readable = CheckFile(i, &headers) && all_readable;
-      VARVE_RETURN_IF_ERROR(unsupported_);
+      VARVE_RETURN_IF_ERROR(failed_);
     }
     if (all_readable) {
       // Intact headers and an intact manifest must agree.
@@ -97,6 +98,10 @@ class Verifier {
       return false;
     };
     const auto file = storage_.OpenForRead(path);
+    if (IsForbidden(file.status())) {
+      failed_ = file.status();
+      return false;
+    }
     if (!file.ok()) {
       return whole_file(file.status().message());
     }
@@ -142,7 +147,7 @@ class Verifier {
       }
     }
     if (status.code() == StatusCode::kUnimplemented) {
-      unsupported_ = status.Annotate(JoinPath(opened_.directory, expected.name));
+      failed_ = status.Annotate(JoinPath(opened_.directory, expected.name));
     } else if (!status.ok()) {
       Add(expected.name, 0, expected.data_begin, {}, status.message());
     }
@@ -155,7 +160,7 @@ class Verifier {
   const std::stop_token& stop_;
   std::uint64_t total_;
   std::atomic<std::uint64_t> checked_{0};
-  Status unsupported_;  // A data file of a newer version: no damage.
+  Status failed_;  // A data file of a newer version, or that may not be read: no damage.
   VerifyReport report_;
 };
 

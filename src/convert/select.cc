@@ -35,25 +35,35 @@ class Names {
   Globs exclude_;
 };
 
-/// Returns an error that names a glob of `include` that no name of the checkpoint matches.
-Status CheckIncluded(const Metadata& metadata, const std::vector<std::string>& include) {
-  std::vector<std::string> names;
-  if (!include.empty()) {
-    for (const TensorMetadata& tensor : metadata.tensors) {
-      names.push_back(tensor.fqn);
-    }
-    for (const ObjectMetadata& object : metadata.objects) {
-      names.push_back(object.fqn);
-    }
+/// Returns an error that names a glob of `include`, or the beginning of a `rename`, that no name of
+/// the checkpoint has.
+Status CheckNames(const Metadata& metadata, const ConvertOptions& options) {
+  if (options.include.empty() && options.rename.empty()) {
+    return Status::Ok();
   }
-  for (const std::string& glob : include) {
-    const Globs one({glob});
-    if (std::none_of(names.begin(), names.end(),
-                     [&](const std::string& name) { return one.Match(name); })) {
-      const std::string nearest = NearestToGlob(glob, names);
-      return NotFound("no name in the checkpoint matches \"" + glob + "\"" +
-                      (nearest.empty() ? "" : "; the nearest is \"" + nearest + "\""));
+  std::vector<std::string> names;
+  for (const TensorMetadata& tensor : metadata.tensors) {
+    names.push_back(tensor.fqn);
+  }
+  for (const ObjectMetadata& object : metadata.objects) {
+    names.push_back(object.fqn);
+  }
+  const auto find = [&](const std::string& asked, const std::string& what, const auto& fits) {
+    if (std::any_of(names.begin(), names.end(), fits)) {
+      return Status::Ok();
     }
+    const std::string nearest = NearestToGlob(asked, names);
+    return NotFound("no name in the checkpoint " + what + " \"" + asked + "\"" +
+                    (nearest.empty() ? "" : "; the nearest is \"" + nearest + "\""));
+  };
+  for (const std::string& glob : options.include) {
+    const Globs one({glob});
+    VARVE_RETURN_IF_ERROR(
+        find(glob, "matches", [&](const std::string& name) { return one.Match(name); }));
+  }
+  for (const auto& [from, to] : options.rename) {
+    VARVE_RETURN_IF_ERROR(
+        find(from, "begins with", [&](const std::string& name) { return name.starts_with(from); }));
   }
   return Status::Ok();
 }
@@ -211,7 +221,11 @@ Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& asked) 
     return InvalidArgument("tensors are cast to float16, bfloat16, float32 or float64, not to " +
                            std::string(DTypeName(*options.dtype)));
   }
-  VARVE_RETURN_IF_ERROR(CheckIncluded(reader.metadata(), options.include));
+  if (options.to == ConvertTarget::kHf && options.shard_size == 0) {
+    return InvalidArgument(
+        "files of at most 0 bytes cannot hold tensors; give a larger shard size");
+  }
+  VARVE_RETURN_IF_ERROR(CheckNames(reader.metadata(), options));
   Selection selection;
   VARVE_ASSIGN_OR_RETURN(Value structure, reader.ReadStructure(options.stop));
   if (options.to == ConvertTarget::kHf && options.include.empty() && !options.everything) {

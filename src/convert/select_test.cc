@@ -96,9 +96,15 @@ TEST(Select, RefusesAGlobThatMatchesNothingBesideOneThatDoes) {
 }
 
 TEST(Select, AppliesTheFirstRenameThatFitsAfterTheGlobs) {
-  EXPECT_EQ(SelectedNames({.include = {"model.*"},
-                           .rename = {{"model.layers.", "blocks."}, {"model.", ""}, {"w", "x"}}}),
-            (Names{"blocks.0", "blocks.1", "w"}));
+  EXPECT_EQ(
+      SelectedNames({.include = {"model.*"},
+                     .rename = {{"model.layers.", "blocks."}, {"model.", ""}, {"model.w", "x"}}}),
+      (Names{"blocks.0", "blocks.1", "w"}));
+}
+
+TEST(Select, RefusesARenameThatFitsNoName) {
+  EXPECT_TRUE(FailsWith(SelectFrom(Training(), {.rename = {{"model.", ""}, {"modle.", "x"}}}),
+                        StatusCode::kNotFound, {"begins with \"modle.\"", "model.layers.0"}));
 }
 
 TEST(Select, RefusesRenamesThatMakeTwoNamesOne) {

@@ -23,10 +23,16 @@ Status PinCheckpoint(const std::string& given, std::string_view why, Storage& st
   if (!HoldsCheckpoint(storage, path)) {
     return NotFound("pin " + path + ": there is no checkpoint of that name");
   }
-  VARVE_RETURN_IF_ERROR(
-      WriteWholeFile(storage, JoinPath(path, kPinName), std::string(why) + "\n", false)
-          .Annotate("pin " + path));
-  return storage.SyncDirectory(path);
+  if (why.empty() && ReadPin(storage, path)) {
+    return Status::Ok();  // The reason that it has stays.
+  }
+  // A disk that is full leaves no pin, or the one before, and none without its reason.
+  return PublisherOf(storage, path)
+      ->PublishFile(JoinPath(path, kPinName), {.replaces = true},
+                    [&](const std::string& file) {
+                      return WriteWholeFile(storage, file, std::string(why) + "\n", false);
+                    })
+      .Annotate("pin " + path);
 }
 
 Status UnpinCheckpoint(const std::string& given, Storage& storage) {

@@ -33,12 +33,26 @@ Result<std::string> PrefixOf(const std::vector<RunStep>& steps, const std::strin
     if (first != nullptr && StepPrefix(step.name) != prefix) {
       return FailedPrecondition("prune " + run + ": the names of its steps begin differently (" +
                                 first->name + ", " + step.name +
-                                "): say which are meant by the letters that they begin with");
+                                "): say which are meant by the letters that they begin with, as "
+                                "--name \"" +
+                                std::string(StepPrefix(first->name)) + "\"");
     }
     first = &step;
     prefix = StepPrefix(step.name);
   }
   return prefix;
+}
+
+/// Errors: FailedPrecondition for letters with which no name begins, where there are steps.
+Status CheckPrefix(const std::vector<RunStep>& steps, const std::string& prefix,
+                   const std::string& run) {
+  const bool any = std::any_of(steps.begin(), steps.end(), [&](const RunStep& step) {
+    return StepPrefix(step.name) == prefix;
+  });
+  return any || steps.empty()
+             ? Status::Ok()
+             : FailedPrecondition("prune " + run + ": no step's name is \"" + prefix +
+                                  "\" and a number; there is " + steps.back().name);
 }
 
 /// Checks that the checkpoint at `path` is still the one that was judged, and neither pinned since
@@ -109,6 +123,8 @@ Result<std::vector<PrunedStep>> PruneRun(const std::string& given, const KeepRul
   std::string prefix = options.prefix.value_or("");
   if (!options.prefix) {
     VARVE_ASSIGN_OR_RETURN(prefix, PrefixOf(steps, run));
+  } else if (!options.only_managed) {
+    VARVE_RETURN_IF_ERROR(CheckPrefix(steps, prefix, run));
   }
   const bool managed =
       options.only_managed ||

@@ -85,6 +85,12 @@ std::string TimeText(std::chrono::milliseconds time) {
 }  // namespace
 
 Status CheckRules(const KeepRules& rules) {
+  if (rules.last && *rules.last == 0) {
+    return InvalidArgument("keep: the last 0 steps makes no sense; want a number from 1 on");
+  }
+  if (rules.best && rules.best->count == 0) {
+    return InvalidArgument("keep: the best 0 steps makes no sense; want a number from 1 on");
+  }
   if (rules.every_steps && *rules.every_steps == 0) {
     return InvalidArgument("keep: every 0 steps makes no sense; want a number from 1 on");
   }

@@ -4,7 +4,6 @@
 #include <map>
 #include <tuple>
 
-#include "base/ascii.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
@@ -102,8 +101,8 @@ Result<RunStep> AsStep(Storage& storage, const std::string& run, const Checkpoin
 /// The checkpoints of a run, and the entries of its directory from before.
 struct Look {
   std::vector<DirectoryEntry> listed;
-  std::vector<CheckpointEntry> entries;
-  bool is_checkpoint = false;  ///< The directory is one itself: the only entry.
+  std::vector<CheckpointEntry> entries;  ///< Without `self`.
+  std::optional<CheckpointEntry> self;   ///< The directory is a checkpoint itself.
 };
 
 Result<Look> LookAt(Storage& storage, const std::string& run, const std::stop_token& stop) {
@@ -114,9 +113,15 @@ Result<Look> LookAt(Storage& storage, const std::string& run, const std::stop_to
     return listed.status();
   }
   VARVE_ASSIGN_OR_RETURN(look.entries, ListCheckpoints(run, storage, stop));
-  look.is_checkpoint = look.entries.size() == 1 && look.entries.front().name == BaseName(run) &&
-                       FindEntry(look.listed, BaseName(run)) == nullptr &&
-                       look.entries.front().state != CheckpointState::kDisplaced;
+  const auto self =
+      std::find_if(look.entries.begin(), look.entries.end(), [&](const CheckpointEntry& entry) {
+        return entry.name == BaseName(run) && entry.state != CheckpointState::kDisplaced &&
+               FindEntry(look.listed, entry.name) == nullptr;
+      });
+  if (self != look.entries.end()) {
+    look.self = std::move(*self);
+    look.entries.erase(self);
+  }
   return look;
 }
 
@@ -148,10 +153,12 @@ bool IsWhole(const CheckpointEntry& entry) {
   return entry.state == CheckpointState::kWhole || entry.state == CheckpointState::kDisplaced;
 }
 
-/// Returns true for a checkpoint that may be the newest: also for one that this Varve cannot read.
-/// An older step in its place would lose, without a word, what was trained since.
+/// Returns true for a checkpoint that may be the newest: also for one that this Varve or this
+/// process cannot read. An older step in its place would lose, without a word, what was trained
+/// since.
 bool MayBeNewest(const CheckpointEntry& entry) {
-  return IsWhole(entry) || entry.state == CheckpointState::kUnsupported;
+  return IsWhole(entry) || entry.state == CheckpointState::kUnsupported ||
+         entry.state == CheckpointState::kUnreadable;
 }
 
 /// Returns true where a directory was listed as a checkpoint may be and is none, or data alone: it
@@ -167,20 +174,6 @@ bool HasMissed(const Look& look) {
 
 }  // namespace
 
-std::string_view StepPrefix(std::string_view name) {
-  const auto is_letter = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '-' || c == '=';
-  };
-  const auto* const digits = std::find_if_not(name.begin(), name.end(), is_letter);
-  return name.substr(0, static_cast<std::size_t>(digits - name.begin()));
-}
-
-bool IsStepName(std::string_view name) {
-  const std::string_view digits = name.substr(StepPrefix(name).size());
-  return !digits.empty() && std::all_of(digits.begin(), digits.end(), IsDigit) &&
-         StepFromName(name).has_value();
-}
-
 Result<std::vector<RunStep>> ListSteps(const std::string& given, Storage& storage,
                                        const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string run, ResolvePath(given, storage));
@@ -195,7 +188,7 @@ Result<std::vector<RunStep>> ListSteps(const std::string& given, Storage& storag
       StepsOf(storage, run, look, stop, /*with_pins=*/true, [&](const CheckpointEntry& entry) {
         return (MayBeNewest(entry) || entry.state == CheckpointState::kDamaged ||
                 entry.state == CheckpointState::kIncomplete) &&
-               IsStepName(entry.name) && !look.is_checkpoint;
+               IsStepName(entry.name);
       }));
   SortSteps(&steps);
   return steps;
@@ -208,13 +201,13 @@ Result<std::string> NewestCheckpoint(const std::string& given, Storage& storage,
   std::vector<RunStep> found;
   for (int i = 0; i < kLooks && found.empty(); ++i) {
     VARVE_ASSIGN_OR_RETURN(const Look look, LookAt(storage, directory, stop));
-    if (look.is_checkpoint && IsWhole(look.entries.front())) {
-      return directory;
-    }
     VARVE_ASSIGN_OR_RETURN(
         found, StepsOf(storage, directory, look, stop, /*with_pins=*/false, MayBeNewest));
     std::erase_if(found,
                   [](const RunStep& step) { return step.state == CheckpointState::kDamaged; });
+    if (found.empty() && look.self && IsWhole(*look.self)) {
+      return directory;
+    }
     if (!HasMissed(look)) {
       break;
     }
@@ -223,9 +216,12 @@ Result<std::string> NewestCheckpoint(const std::string& given, Storage& storage,
     return NotFound("there is no whole checkpoint in " + directory);
   }
   const auto path_of = [&](const RunStep& step) -> Result<std::string> {
-    return step.whole() ? Result<std::string>(JoinPath(directory, step.name))
-                        : Unimplemented("the newest checkpoint in " + directory +
-                                        " cannot be read: " + step.detail);
+    if (step.whole()) {
+      return JoinPath(directory, step.name);
+    }
+    const std::string why =
+        "the newest checkpoint in " + directory + " cannot be read: " + step.detail;
+    return step.state == CheckpointState::kUnsupported ? Unimplemented(why) : Unavailable(why);
   };
   // As a resume: steps before others, and names with a number in them before those without.
   for (const auto& counts :

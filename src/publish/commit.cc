@@ -374,10 +374,11 @@ Status ReplaceIndex(Storage& storage, const std::string& directory, const Metada
     if (present.ok() && *present == file.content) {
       continue;  // Readers hold their locks on the record that is there.
     }
-    const std::string part = PartPath(directory, file.name);
-    VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, part, file.content, /*exclusive=*/false));
-    VARVE_RETURN_IF_ERROR(storage.Rename(part, path, RenameMode::kReplace));
-    VARVE_RETURN_IF_ERROR(storage.SyncDirectory(directory));  // A record needs its manifest.
+    VARVE_RETURN_IF_ERROR(  // Durable before the next: a record needs its manifest.
+        PublisherOf(storage, path)
+            ->PublishFile(path, {.replaces = true}, [&](const std::string& part) {
+              return WriteWholeFile(storage, part, file.content, /*exclusive=*/false);
+            }));
   }
   return Status::Ok();
 }

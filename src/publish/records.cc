@@ -254,7 +254,7 @@ Result<RemovalReport> ObjectPublisher::Remove(const std::string& path, const Rem
   VARVE_RETURN_IF_ERROR(names.status());
   if (NewestRecord(*entries) > 0 || !found.indexed.empty()) {
     VARVE_RETURN_IF_ERROR(AddOthers(storage_, path, "", found, &names, &report.others));
-    VARVE_RETURN_IF_ERROR(CheckNoPinBelow(path, report.others));
+    VARVE_RETURN_IF_ERROR(CheckNoneBelow(storage_, path, report.others));
   }
   if (terms.dry_run == DryRun::kYes) {
     return report;

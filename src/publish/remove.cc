@@ -12,6 +12,8 @@
 
 #include "publish/remove.h"
 
+#include <set>
+
 #include "base/stop.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
@@ -85,10 +87,17 @@ Status CheckMayBeRemoved(Storage& storage, const std::string& given) {
 
 Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& terms,
                                 Readers readers, Storage& storage) {
-  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolveTarget(given, storage));
+  VARVE_ASSIGN_OR_RETURN(std::string path, ResolveTarget(given, storage));
+  while (path.size() > 1 && path.ends_with('/')) {
+    path.pop_back();  // With it a link would be its target.
+  }
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path).Annotate("remove"));
   if (SymbolicLinks* const links = storage.extras().symbolic_links;
       links != nullptr && links->ReadLink(path).ok()) {
+    if (!HoldsCheckpoint(storage, path)) {
+      return FailedPrecondition("remove " + path +
+                                ": it is a symbolic link, and not to a checkpoint; it stays");
+    }
     VARVE_RETURN_IF_ERROR(terms.dry_run == DryRun::kYes ? Status::Ok() : storage.Remove(path));
     return RemovalReport{};
   }
@@ -115,7 +124,7 @@ Result<RemovalReport> FileSystemPublisher::Remove(const std::string& path,
   VARVE_RETURN_IF_ERROR(CheckNoRankSaves(storage_, path, entries));
   VARVE_ASSIGN_OR_RETURN(const Inventory found, TakeInventory(storage_, path));
   RemovalReport report = Describe(found, storage_, path);
-  VARVE_RETURN_IF_ERROR(CheckNoPinBelow(path, report.others));
+  VARVE_RETURN_IF_ERROR(CheckNoneBelow(storage_, path, report.others));
   std::unique_ptr<StorageLock> no_readers;
   if (readers == Readers::kRespect) {
     VARVE_ASSIGN_OR_RETURN(no_readers, LockToRemove(storage_, path));
@@ -137,7 +146,9 @@ Result<RemovalReport> FileSystemPublisher::Remove(const std::string& path,
                                        removed + " is left for `varve gc`");
 }
 
-Status CheckNoPinBelow(const std::string& path, const std::vector<std::string>& others) {
+Status CheckNoneBelow(Storage& storage, const std::string& path,
+                      const std::vector<std::string>& others) {
+  std::set<std::string> steps;
   for (const std::string& name : others) {
     if (name.ends_with("/" + std::string(kPinName))) {
       std::string text = "remove " + path + ": the directory holds ";
@@ -145,8 +156,20 @@ Status CheckNoPinBelow(const std::string& path, const std::vector<std::string>& 
       return FailedPrecondition(text +
                                 ", which is pinned; nothing was removed. `varve unpin` it first");
     }
+    const std::string folder = name.substr(0, name.find('/'));
+    if (folder != name && IsStepName(folder) && HoldsCheckpoint(storage, JoinPath(path, folder))) {
+      steps.insert(folder);
+    }
   }
-  return Status::Ok();
+  if (steps.empty()) {
+    return Status::Ok();
+  }
+  const std::string more =
+      steps.size() == 1 ? "" : " and " + std::to_string(steps.size() - 1) + " more";
+  return FailedPrecondition("remove " + path + ": the directory holds other checkpoints, " +
+                            *steps.begin() + more +
+                            "; nothing was removed. Remove those first, or with `rm` the files "
+                            "that do not belong there");
 }
 
 Result<RemovalReport> RemoveCheckpoint(const std::string& path, DryRun dry_run, Storage& storage,

@@ -31,7 +31,9 @@ Result<RemovalReport> RemoveUnlessUsed(const std::string& path, const RemovalTer
                                        Storage& storage);
 
 /// Returns FailedPrecondition where one of these files of a checkpoint's directory, relative to it,
-/// is the pin of another checkpoint, which is in a directory below.
-Status CheckNoPinBelow(const std::string& path, const std::vector<std::string>& others);
+/// is the pin of another checkpoint, which is in a directory below, or where such a directory is a
+/// step: then `path` is a run with a stray file of a checkpoint in it.
+Status CheckNoneBelow(Storage& storage, const std::string& path,
+                      const std::vector<std::string>& others);
 
 }  // namespace varve

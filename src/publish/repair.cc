@@ -30,11 +30,14 @@
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/scan.h"
+#include "catalogue/side_files.h"
 #include "publish/claim.h"
 #include "publish/commit.h"
 #include "publish/families.h"
+#include "publish/other_files.h"
 #include "publish/records.h"
 #include "varve/catalogue.h"
+#include "varve/step_note.h"
 #include "varve/storage.h"
 
 namespace varve {
@@ -60,11 +63,23 @@ Result<ScanResult> Scan(Storage& storage, const std::string& directory,
   return scan;
 }
 
+/// Returns the note of a step in a checkpoint whose record is lost; nothing where there is none. The
+/// step would lose its place in the run, and be taken for newer than it is.
+std::vector<StoredFile> NoteIn(Storage& storage, const std::string& directory) {
+  constexpr std::uint64_t kMaxNoteBytes = std::uint64_t{1} << 20;
+  const std::string name(kStepNoteName);
+  const auto text = ReadWholeFile(storage, JoinPath(directory, name), kMaxNoteBytes);
+  return text.ok() && DecodeStepNote(*text).ok() ? DescribeSideFiles({SideFile{name, *text}})
+                                                 : std::vector<StoredFile>();
+}
+
 /// Makes the index of what lies in `directory`.
-Result<Metadata> Rebuild(const ScanResult& scan, const std::string& directory,
+Result<Metadata> Rebuild(Storage& storage, const ScanResult& scan, const std::string& directory,
                          const Result<CommitRecord>& record) {
   if (scan.groups.empty()) {
-    return NotFound(directory + ": there are no data files");
+    return NotFound(directory +
+                    ": there are no data files of a native checkpoint, of which alone an "
+                    "index can be made again");
   }
   const FileGroup* const chosen = Chosen(scan, record);
   if (chosen == nullptr) {
@@ -77,9 +92,8 @@ Result<Metadata> Rebuild(const ScanResult& scan, const std::string& directory,
                               " are missing");
   }
   VARVE_ASSIGN_OR_RETURN(Metadata metadata, MergeHeaders(chosen->files));
-  if (record.ok()) {
-    metadata.side_files = record->side_files;  // Data files do not name them.
-  }
+  // Data files do not name them.
+  metadata.side_files = record.ok() ? record->side_files : NoteIn(storage, directory);
   return metadata;
 }
 
@@ -120,7 +134,7 @@ Result<std::string> NewestDirectory(Storage& storage, const std::string& path,
     VARVE_RETURN_IF_ERROR(CheckStop(stop));
     const FileGroup* const group = scan.ok() ? Chosen(*scan, none) : nullptr;
     if (group == nullptr) {
-      why = scan.ok() ? Rebuild(*scan, directory, none).status() : scan.status();
+      why = scan.ok() ? Rebuild(storage, *scan, directory, none).status() : scan.status();
     } else if (newest.empty() || group->created_ns > created) {
       newest = entry.name;
       created = group->created_ns;
@@ -141,7 +155,7 @@ Result<RepairReport> ObjectPublisher::RepairIndex(const std::string& path,
   });
   if (!record.ok() && apart && !GroupByName(entries).empty()) {
     VARVE_ASSIGN_OR_RETURN(const ScanResult scan, Scan(storage_, path, stop));
-    VARVE_ASSIGN_OR_RETURN(const Metadata metadata, Rebuild(scan, path, record));
+    VARVE_ASSIGN_OR_RETURN(const Metadata metadata, Rebuild(storage_, scan, path, record));
     return RepairReport{metadata.save_id, metadata.files.size(), false};
   }
   std::string name = record.ok() ? record->directory : std::string();  // Step 1.
@@ -150,7 +164,7 @@ Result<RepairReport> ObjectPublisher::RepairIndex(const std::string& path,
   }
   const std::string directory = JoinPath(path, name);
   VARVE_ASSIGN_OR_RETURN(const ScanResult scan, Scan(storage_, directory, stop));
-  VARVE_ASSIGN_OR_RETURN(const Metadata metadata, Rebuild(scan, directory, record));
+  VARVE_ASSIGN_OR_RETURN(const Metadata metadata, Rebuild(storage_, scan, directory, record));
   RepairReport report{metadata.save_id, metadata.files.size(), true};
   VARVE_ASSIGN_OR_RETURN(const bool is_indexed, IsIndexed(storage_, path, metadata));
   if (is_indexed) {
@@ -184,7 +198,7 @@ Result<RepairReport> FileSystemPublisher::RepairIndex(const std::string& path,
   const auto record = ReadCommitRecord(storage_, path);
   VARVE_RETURN_IF_ERROR(CheckMayMend(record.status()));
   VARVE_ASSIGN_OR_RETURN(const ScanResult scan, Scan(storage_, path, stop));
-  VARVE_ASSIGN_OR_RETURN(const Metadata metadata, Rebuild(scan, path, record));
+  VARVE_ASSIGN_OR_RETURN(const Metadata metadata, Rebuild(storage_, scan, path, record));
   RepairReport report{metadata.save_id, metadata.files.size(), true};
   VARVE_ASSIGN_OR_RETURN(const bool is_indexed, IsIndexed(storage_, path, metadata));
   if (is_indexed) {
@@ -193,6 +207,13 @@ Result<RepairReport> FileSystemPublisher::RepairIndex(const std::string& path,
   }
   VARVE_RETURN_IF_ERROR(CheckStop(stop));
   VARVE_RETURN_IF_ERROR(ReplaceIndex(storage_, path, metadata));
+  if (const auto found = TakeInventory(storage_, path); found.ok() && !record.ok()) {
+    for (const OtherFile& file : found->others) {
+      if (!file.is_directory) {
+        report.others.push_back(file.name);
+      }
+    }
+  }
   return report;
 }
 

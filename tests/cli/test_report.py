@@ -40,7 +40,7 @@ def trained(folder: Path) -> Path:
     with varve.CheckpointManager(folder, every=10) as manager:
         manager.pin(50, "for the paper")
     newest = folder / "step-00000060"
-    flip_a_bit(newest / "manifest.bin", 100)
+    flip_a_bit(newest / "varve.json", 30)
     train(folder, range(51, 101), keep=3)
     return folder
 

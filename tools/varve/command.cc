@@ -156,7 +156,12 @@ void Command::Size(const std::string& name, const std::string& type, std::uint64
   // The description of a validator would stand in the help beside the type.
   app_->add_option(name, *bytes, help)
       ->type_name(type)
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true).description(""));
+      ->transform(CLI::Validator(
+          [to_bytes = CLI::AsSizeValue(/*kb_is_1000=*/true)](std::string& text) {
+            return text.starts_with('-') ? "\"" + text + "\" is not a number of bytes"
+                                         : to_bytes(text);
+          },
+          ""));
 }
 
 void Command::Seconds(const std::string& name, const std::string& type, double* seconds,

@@ -77,6 +77,9 @@ Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   Progress progress("diff", options.json);
   const auto report = Diff(options.a, options.b, AnyStorage(), progress.function(), stop);
   progress.Finish();
+  if (report.status().code() == StatusCode::kDataLoss) {  // 1 would say that they differ.
+    return Outcome{.text = "", .exit_code = kExitError, .complaint = report.status().message()};
+  }
   VARVE_RETURN_IF_ERROR(report.status());
   const int exit_code = report->differences.empty() ? kExitOk : kExitDamage;
   if (options.json) {

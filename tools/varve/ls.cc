@@ -186,8 +186,11 @@ Result<std::vector<std::optional<std::string>>> PinsOf(
     VARVE_ASSIGN_OR_RETURN(pins, ReadPins({directory}));
   }
   for (std::size_t i = 0; i < pins.size(); ++i) {
-    if (entries[i].state == CheckpointState::kFailed) {
-      pins[i].reset();  // The checkpoint of that name is another entry.
+    // The checkpoint of the name of a failed save is another entry; in a directory that may not be
+    // read, whether there is a pin is not known.
+    if (entries[i].state == CheckpointState::kFailed ||
+        entries[i].state == CheckpointState::kUnreadable) {
+      pins[i].reset();
     }
   }
   return pins;

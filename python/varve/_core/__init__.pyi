@@ -159,7 +159,7 @@ def report_failure(
 ) -> None:
     """Tells the other ranks, within the exchange they are in, that this one has failed."""
 
-_Step = Literal["whole", "incomplete", "damaged", "unsupported", "displaced"]
+_Step = Literal["whole", "incomplete", "damaged", "unsupported", "unreadable", "displaced"]
 
 class CheckpointEntry(_Struct):
     name: str = ...

@@ -21,7 +21,7 @@ _UNFINISHED = ("saving", "stale", "failed", "incomplete")
 def refuse_checkpoint(run: str) -> None:
     """Raises InvalidArgumentError where a run's directory is a checkpoint itself, such as a step of a run.
 
-    No list of steps looks into a checkpoint: what was saved there would never be resumed.
+    A run that has steps already, and a checkpoint that was saved to its own name, is managed with a warning.
     """
     try:
         _core.Reader(run, False)
@@ -30,6 +30,16 @@ def refuse_checkpoint(run: str) -> None:
     except Error:  # It cannot be opened; the first save will say why, if that is the reason.
         return
     path = run.rstrip("/")
+    steps = manage.list_steps(run)
+    above = manage.list_steps(os.path.dirname(path) or ".")
+    if steps and all(step.name != os.path.basename(path) for step in above):
+        _LOG.warning(
+            "the manager of %s: the directory is a checkpoint itself, beside its %d steps; move the files of "
+            "that elsewhere: programs that open the run's name find it and no step",
+            run,
+            len(steps),
+        )
+        return
     raise InvalidArgumentError(
         f"the manager of {run}: this is a checkpoint, not the directory of a run. To go on with the run, give "
         f"CheckpointManager {os.path.dirname(path) or '.'!r}; resume() takes its newest step. To begin a run "

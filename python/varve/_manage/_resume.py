@@ -9,7 +9,7 @@ import os
 from typing import Any, Literal
 
 from varve import _core
-from varve._catalogue import damages_left, mended
+from varve._catalogue import damages_left, mended, unread
 from varve._core import manage
 from varve._manage._history import History
 from varve._manage._place import Place
@@ -52,7 +52,8 @@ class Chooser:
     def choose(self) -> manage.RunStep | None:
         """Returns the step to resume from; None where there is nothing to resume.
 
-        Raises CorruptCheckpointError where there were steps, and none of them is whole.
+        Raises CorruptCheckpointError where there were steps, and none of them is whole; UnsupportedError and
+        UnavailableError where the newest may be whole and cannot be read.
         """
         steps = manage.list_steps(self._run)
         restarts = self._restarts()
@@ -63,6 +64,9 @@ class Chooser:
             if step.state == "incomplete":
                 self._leave(step.name, step.detail)
                 continue
+            error = unread(step.state, f"resume: {step.detail}", self._path(step.name))
+            if error is not None:
+                raise error
             damage = self._damage(step)
             if damage is not None:
                 self.pass_over(step.name, damage)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from typing import Literal
 
+from varve._catalogue import unread
 from varve._core import manage
 from varve._manage._inputs import is_whole, step_number
 from varve._manage._places import Places, path_of
 from varve._manage._policy import Keep
-from varve.errors import InvalidArgumentError, UnsupportedError
+from varve.errors import InvalidArgumentError
 
 
 class RunSteps:
@@ -31,12 +32,16 @@ class RunSteps:
     def latest(self) -> manage.RunStep | None:
         """Returns the newest whole step; None where there is none.
 
-        Raises UnsupportedError where a newer Varve wrote the newest.
+        Raises UnsupportedError where a newer Varve wrote the newest, UnavailableError where this process
+        cannot read it.
         """
-        found = [step for step in self.steps() if is_whole(step) or step.state == "unsupported"]
-        if found and not is_whole(found[-1]):
-            raise UnsupportedError(found[-1].detail, path=os.path.join(self._run, found[-1].name))
-        return found[-1] if found else None
+        for step in reversed(self.steps()):
+            error = unread(step.state, step.detail, os.path.join(self._run, step.name))
+            if error is not None:
+                raise error
+            if is_whole(step):
+                return step
+        return None
 
     def best(
         self, by: str | None = None, mode: Literal["min", "max"] | None = None

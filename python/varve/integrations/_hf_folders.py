@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Collection
 
 import varve
-from varve._catalogue import damages_left
+from varve._catalogue import damages_left, unread
 from varve._core import manage
 from varve._engine import local_path_text
 from varve.errors import Error, UnsupportedError
@@ -64,8 +64,8 @@ def newest_good(
             reason = why_not_foreign(path)
         elif entry is None:
             reason = "it is not listed as a checkpoint"
-        elif entry.state == "unsupported":
-            raise UnsupportedError(f"resume: {entry.detail}", path=path)
+        elif (error := unread(entry.state, f"resume: {entry.detail}", path)) is not None:
+            raise error
         elif entry.state != "whole":
             reason = (
                 f"it is {entry.state}: {entry.detail}" if entry.detail else f"it is {entry.state}"

@@ -7,7 +7,7 @@ import math
 import os
 
 import varve
-from varve._catalogue import damages_left
+from varve._catalogue import damages_left, unread
 from varve._engine import is_remote, path_text
 from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error, UnsupportedError
 
@@ -88,8 +88,8 @@ def whole_in(folder: str) -> list[str]:
         entry = listed.get(os.path.basename(path))
         if entry is None or entry.state in ("whole", "displaced"):
             whole.append(path)
-        elif entry.state == "unsupported" and not whole:
-            raise UnsupportedError(f"resume: {entry.detail}", path=path)
+        elif not whole and (error := unread(entry.state, f"resume: {entry.detail}", path)):
+            raise error
         else:
             warn_of(path, f"it is {entry.state}: {entry.detail}")
     if not whole:

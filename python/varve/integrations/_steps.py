@@ -11,7 +11,8 @@ from concurrent.futures import Future
 from typing import Any
 
 import varve
-from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error, UnsupportedError
+from varve._catalogue import unread
+from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error
 from varve.integrations._ranks import rank_of_job
 from varve.integrations._removal import remove_unless_held
 
@@ -41,8 +42,9 @@ def whole_steps(folder: str) -> list[str]:
     others = [entry for entry in steps.values() if entry.state not in _LOADABLE]
     newest = max((_number(name) for name in whole), default=-1)
     for entry in others:
-        if entry.state == "unsupported" and _number(entry.name) > newest:
-            raise UnsupportedError(f"resume: {entry.detail}", path=folder)
+        error = unread(entry.state, f"resume: {entry.detail}", folder)
+        if error is not None and _number(entry.name) > newest:
+            raise error
     reasons = {entry.name: f"it is {entry.state} ({entry.detail})" for entry in others}
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
         if _STEP.fullmatch(name) and name not in steps:

@@ -1,0 +1,147 @@
+"""What an operator meets: files in the wrong place, typing errors, a lost record, directories that may not be read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_support import data_file, flip_a_bit
+
+import varve
+
+STEPS = ["step-00000010", "step-00000020", "step-00000030"]
+
+
+def train(folder: Path, last: int, value: float = 1.0) -> int:
+    """Saves every 10 steps up to `last`; returns the step that it began after."""
+    state = {"w": np.full(4, value)}
+    with varve.CheckpointManager(folder, every=10) as manager:
+        at = manager.resume(state) or 0
+        for step in range(at + 1, last + 1):
+            manager.save(step, state, metrics={"loss": 1 / step}, files={"config.json": b"{}"})
+    return at
+
+
+@pytest.fixture
+def steps(folder: Path) -> Path:
+    train(folder, 30)
+    return folder
+
+
+@pytest.mark.parametrize("stray", ["varve.json", "data", "manifest.bin", ".metadata"])
+def test_a_stray_file_in_the_directory_of_a_run_hides_no_step(
+    run: Any, run_json: Any, steps: Path, stray: str
+) -> None:
+    newest = steps / STEPS[-1]
+    if stray == ".metadata":
+        varve.convert(newest, steps / "as-dcp", "dcp")
+        for file in (steps / "as-dcp").iterdir():
+            shutil.move(file, steps)
+        (steps / "as-dcp").rmdir()
+    else:
+        shutil.copy(data_file(newest) if stray == "data" else newest / stray, steps)
+    listed = [entry["name"] for entry in run_json("ls", steps)]
+    assert set(STEPS) <= set(listed) and len(listed) <= 4
+    assert run("latest", steps).stdout == f"{newest}\n"
+    pruned = run_json("prune", steps, "--keep", "last=1", "--dry-run")
+    assert [one["name"] for one in pruned["steps"]] == STEPS
+    run("rm", steps, code=2)
+    assert train(steps, 40) == 30
+    assert [step.name for step in varve.steps(steps)] == [*STEPS, "step-00000040"]
+
+
+def test_a_repair_without_the_record_keeps_the_place_of_the_step_and_names_what_it_leaves(
+    run: Any, run_json: Any, steps: Path
+) -> None:
+    with varve.CheckpointManager(steps, every=10) as manager:
+        manager.restore(10, {"w": np.zeros(4)})
+        manager.save(20, {"w": np.full(4, 2.0)})
+    (steps / STEPS[2] / "varve.json").unlink()
+    done = run("repair", steps / STEPS[2])
+    assert "no part of the checkpoint any more: config.json" in done.stderr
+    assert run("latest", steps).stdout == f"{steps / STEPS[1]}\n"
+    found = {step.name: step for step in varve.steps(steps)}
+    assert found[STEPS[2]].attempt == 1 and found[STEPS[2]].metrics == {"loss": 1 / 30}
+    assert run_json("repair", steps / STEPS[2])["others"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("prune", "RUN", "--keep", "last=0"), "last 0 steps makes no sense"),
+        (("prune", "RUN", "--keep", "best=0:loss"), "best 0 steps makes no sense"),
+        (("prune", "RUN", "--keep", "last=1", "--name", "stp-"), 'no step\'s name is "stp-"'),
+        (("convert", "STEP", "OUT", "--to", "hf", "--rename", "v.=x."), 'begins with "v."'),
+        (("convert", "STEP", "OUT", "--to", "hf", "--shard-size", "0"), "0 bytes"),
+        (("advise", "--size=-5"), '"-5" is not a number of bytes'),
+    ],
+)
+def test_a_typing_error_is_an_error(
+    run: Any, steps: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    places = {"RUN": steps, "STEP": steps / STEPS[0], "OUT": tmp_path / "out"}
+    done = run(*(places.get(argument, argument) for argument in arguments), code=2)
+    assert said in done.stderr
+    assert [step.name for step in varve.steps(steps)] == STEPS and not (tmp_path / "out").exists()
+
+
+def test_a_second_pin_without_a_reason_keeps_the_first_one(run: Any, steps: Path) -> None:
+    step = steps / STEPS[0]
+    run("pin", step, "--why", "for the paper")
+    run("pin", step)
+    assert varve.steps(steps)[0].pin == "for the paper"
+    run("pin", step, "--why", "for the court")
+    assert varve.steps(steps)[0].pin == "for the court"
+
+
+def test_diff_of_a_damaged_checkpoint_is_no_difference(run: Any, steps: Path) -> None:
+    file = data_file(steps / STEPS[1])
+    flip_a_bit(file, file.stat().st_size - 10)
+    assert "checksum mismatch" in run("diff", steps / STEPS[0], steps / STEPS[1], code=2).stderr
+
+
+def test_rm_of_a_link_takes_only_one_that_leads_to_a_checkpoint(
+    run: Any, steps: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(steps)
+    assert "not to a checkpoint" in run("rm", tmp_path / "link", code=2).stderr
+    (tmp_path / "best").symlink_to(steps / STEPS[0])
+    run("rm", f"{tmp_path / 'best'}/")
+    assert not (tmp_path / "best").is_symlink() and (tmp_path / "link").is_symlink()
+    assert len(varve.steps(steps)) == 3
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may read; pytest's own may be its owner's alone."""
+    with tempfile.TemporaryDirectory() as made:
+        os.chmod(made, 0o755)
+        yield Path(made) / "run"
+
+
+def test_a_step_that_may_not_be_read_is_not_passed_over(binary: Path, open_folder: Path) -> None:
+    train(open_folder, 30)
+    (open_folder / STEPS[2]).chmod(0)
+    other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+
+    def call(*arguments: object) -> subprocess.CompletedProcess[str]:
+        as_other = other if os.geteuid() == 0 else []
+        return subprocess.run([*as_other, binary, *arguments], capture_output=True, text=True)
+
+    try:
+        listed = call("ls", open_folder)
+        if "ermission denied" in listed.stderr:
+            pytest.skip("another user may not run the command that is installed here")
+        assert "unreadable: " in listed.stdout and STEPS[2] in listed.stdout, listed
+        latest = call("latest", open_folder)
+        assert latest.returncode == 2 and latest.stdout == "", latest
+        assert STEPS[2] in latest.stderr
+    finally:
+        (open_folder / STEPS[2]).chmod(0o755)
