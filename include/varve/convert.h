@@ -40,8 +40,8 @@ struct ConvertOptions {
   /// converted state with renamed entries is flat.
   std::vector<std::pair<std::string, std::string>> rename;
   /// kHf without `include`: false writes the model only. That is the entry "model", "module",
-  /// "model_state_dict" or "state_dict" of the top level, if one is a container of tensors, and
-  /// without `rename` under the names that are in it ("model.a.w" becomes "a.w"); else all but the
+  /// "model_state_dict" or "state_dict" of the top level, or of the one entry of it that has one,
+  /// if it is a container of tensors, and without `rename` under the names that are in it ("model.a.w" becomes "a.w"); else all but the
   /// entries whose name begins with "optim".
   bool everything = false;
   /// Only what lies under this key, or these keys joined with dots, under the names that are in it:

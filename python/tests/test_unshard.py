@@ -165,6 +165,20 @@ def test_a_checkpoint_without_a_model_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_the_layout_of_the_cookbook_is_a_model_and_an_optimizer(tmp_path: Path) -> None:
+    training = {"model": {"a.w": torch.ones(2)}, "optimizer": {"state": {0: torch.zeros(2)}}}
+    state = {"training": training, "random": varve.torch.PerRank(torch.arange(4)), "step": 3}
+    varve.torch.save(state, tmp_path / "c")
+    varve.convert(tmp_path / "c", tmp_path / "hf", "hf")
+    assert list(varve.torch.read(tmp_path / "hf")) == ["a.w"]
+    varve.unshard(tmp_path / "c", tmp_path / "out")
+    assert list(torch.load(tmp_path / "out" / "model.pt")) == ["a.w"]
+    assert list(torch.load(tmp_path / "out" / "optim.pt")["state"]) == [0]
+    varve.torch.save({"student": training, "teacher": training}, tmp_path / "two")
+    with pytest.raises(varve.InvalidArgumentError, match="holds no model"):
+        varve.unshard(tmp_path / "two", tmp_path / "none")
+
+
 def test_many_ranks_need_few_open_files(tmp_path: Path) -> None:
     modules = {"": {"w": torch.arange(600.0).reshape(60, 10), "b": torch.arange(7.0)}}
     made = LocalRun(modules, 100).build()

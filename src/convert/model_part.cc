@@ -1,7 +1,6 @@
 #include "convert/model_part.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -25,19 +24,46 @@ std::string Count(std::uint64_t number, const char* noun) {
 
 }  // namespace
 
-ModelPart FindModel(const Value& structure) {
-  constexpr std::array<std::string_view, 4> kModels{"model", "module", "model_state_dict",
-                                                    "state_dict"};
-  for (const std::string_view wanted : kModels) {
-    for (std::size_t i = 0; IsMapping(structure.kind) && i + 1 < structure.items.size(); i += 2) {
-      const Value& item = structure.items[i + 1];
-      const bool container = item.kind != ValueKind::kTensorLeaf;
-      if (KeyText(structure.items[i]) == wanted && container && HoldsTensor(item)) {
-        return {std::string(wanted) + ".", ""};
-      }
+const Value* ItemAt(const Value& structure, std::string_view key) {
+  for (std::size_t i = 0; IsMapping(structure.kind) && i + 1 < structure.items.size(); i += 2) {
+    if (KeyText(structure.items[i]) == key) {
+      return &structure.items[i + 1];
     }
   }
-  return {"", "optim"};
+  return nullptr;
+}
+
+std::string ModelKey(const Value& structure) {
+  for (const std::string_view key : {"model", "module", "model_state_dict", "state_dict"}) {
+    const Value* const item = ItemAt(structure, key);
+    if (item != nullptr && item->kind != ValueKind::kTensorLeaf && HoldsTensor(*item)) {
+      return std::string(key);
+    }
+  }
+  return {};
+}
+
+TrainingState FindTraining(const Value& structure) {
+  TrainingState found{"", &structure};
+  if (!ModelKey(structure).empty()) {
+    return found;
+  }
+  for (std::size_t i = 0; IsMapping(structure.kind) && i + 1 < structure.items.size(); i += 2) {
+    if (ModelKey(structure.items[i + 1]).empty()) {
+      continue;
+    }
+    if (!found.prefix.empty()) {
+      return {"", &structure};  // Two models: nothing says which is meant.
+    }
+    found = {KeyText(structure.items[i]) + ".", &structure.items[i + 1]};
+  }
+  return found;
+}
+
+ModelPart FindModel(const Value& structure) {
+  const TrainingState training = FindTraining(structure);
+  const std::string key = ModelKey(*training.structure);
+  return key.empty() ? ModelPart{"", "optim"} : ModelPart{training.prefix + key + ".", ""};
 }
 
 std::vector<std::string> DescribeRest(const Metadata& metadata,

@@ -22,9 +22,25 @@ struct ModelPart {
   }
 };
 
-/// Finds the model by the containers of the state: the entry "model", "module", "model_state_dict"
-/// or "state_dict" of the top level that is a container of tensors; else all but the entries whose
-/// name begins with "optim". A None structure has no entries.
+/// Returns what lies under a key of a mapping; null where nothing does.
+const Value* ItemAt(const Value& structure, std::string_view key);
+
+/// Returns which of "model", "module", "model_state_dict" and "state_dict" is a container of tensors
+/// in a mapping; empty where none is.
+std::string ModelKey(const Value& structure);
+
+/// Where the model lies, and beside it the optimizer.
+struct TrainingState {
+  std::string prefix;  ///< Names in it begin with it: "training."; empty for the top level.
+  const Value* structure = nullptr;
+};
+
+/// Returns the top level where that has a ModelKey, or the one mapping in it that has; else the top
+/// level.
+TrainingState FindTraining(const Value& structure);
+
+/// Finds the model by the containers of the state: ModelKey of FindTraining; else all but the
+/// entries whose name begins with "optim". A None structure has no entries.
 ModelPart FindModel(const Value& structure);
 
 /// Returns the entries of the top level of which `is_written` is false for some names, with the

@@ -55,33 +55,28 @@ struct PartFile {
   std::vector<std::string> exclude{};  ///< Globs.
 };
 
-const Value* ItemAt(const Value& structure, std::string_view key) {
-  for (std::size_t i = 0; IsMapping(structure.kind) && i + 1 < structure.items.size(); i += 2) {
-    if (KeyText(structure.items[i]) == key) {
-      return &structure.items[i + 1];
-    }
-  }
-  return nullptr;
-}
-
 bool IsEmptyList(const Value& item) { return item.kind == ValueKind::kList && item.items.empty(); }
 
-/// Returns the first of the keys that the structure has; of a list of one the item. hfai stores a
+/// Returns the name of the first of the keys that the training state has; of a list of one the item. hfai stores a
 /// list of models, most often of one, and an empty one where there is no optimizer.
-std::optional<std::string> PartAt(const Value& structure, std::initializer_list<const char*> keys) {
+std::optional<std::string> PartAt(const TrainingState& training,
+                                  std::initializer_list<const char*> keys) {
   for (const char* const key : keys) {
-    if (const Value* const item = ItemAt(structure, key); item != nullptr && !IsEmptyList(*item)) {
+    if (const Value* const item = ItemAt(*training.structure, key);
+        item != nullptr && !IsEmptyList(*item)) {
       const bool one = item->kind == ValueKind::kList && item->items.size() == 1;
-      return one ? std::string(key) + ".0" : std::string(key);
+      return training.prefix + key + (one ? ".0" : "");
     }
   }
   return std::nullopt;
 }
 
 Result<std::vector<PartFile>> FindParts(const Value& structure, const UnshardOptions& options) {
-  const auto model = PartAt(structure, {"model", "module", "model_state_dict", "state_dict"});
+  const TrainingState training = FindTraining(structure);
+  const auto model = PartAt(training, {"model", "module", "model_state_dict", "state_dict"});
   if (!model) {
-    return InvalidArgument("it holds no model: no \"model\" at the top level");
+    return InvalidArgument(
+        "it holds no model: no \"model\" at the top level, nor in one entry of it");
   }
   // As OLMo's own script: the trainer's state stays a file of torch.save.
   const bool safetensors = options.olmo_safetensors;
@@ -90,10 +85,10 @@ Result<std::vector<PartFile>> FindParts(const Value& structure, const UnshardOpt
   if (options.model_only) {
     return files;
   }
-  if (const auto optim = PartAt(structure, {"optim", "optimizer", "optimizer_state_dict"})) {
+  if (const auto optim = PartAt(training, {"optim", "optimizer", "optimizer_state_dict"})) {
     files.push_back({*optim, "optim" + suffix, false, safetensors});
   }
-  if (const auto train = PartAt(structure, {"train"})) {
+  if (const auto train = PartAt(training, {"train"})) {
     files.push_back({*train, "train.pt"});
   }
   return files;

@@ -64,7 +64,9 @@ std::string AsText(const Conversion& done) {
             ": the format holds tensors only\n";
   }
   for (const std::string& entry : report.left_out) {
-    text += "left out " + Printable(entry) + "; `varve convert --everything` writes it too\n";
+    const bool has_tensors = entry.find(" tensor") != std::string::npos;
+    text += "left out " + Printable(entry) +
+            (has_tensors ? "; `varve convert --everything` writes the tensors too\n" : "\n");
   }
   if (report.files_left_out > 0) {
     text +=
