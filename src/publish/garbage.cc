@@ -8,6 +8,7 @@
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
 #include "catalogue/unfinished.h"
+#include "publish/claim.h"
 #include "publish/families.h"
 #include "publish/replaced.h"
 #include "publish/save_id.h"
@@ -39,6 +40,13 @@ std::uint64_t TreeBytes(Storage& storage, const std::string& path, const Directo
     }
   }
   return bytes;
+}
+
+bool IsPartOfIndex(std::string_view name) {
+  const auto is_part_of = [&](std::string_view file) {
+    return name == BaseName(PartPath("", file));
+  };
+  return is_part_of(kManifestName) || is_part_of(kCommitRecordName);
 }
 
 class Collector {
@@ -111,7 +119,7 @@ class Collector {
     return Status::Ok();
   }
 
-  /// Removes what dead rank-local saves left inside a checkpoint directory.
+  /// Removes what dead rank-local saves and repairs left inside a checkpoint directory.
   Status Parts(const std::string& directory) {
     const auto entries = storage_.List(directory);
     if (!entries.ok()) {
@@ -123,6 +131,13 @@ class Collector {
         // The rank's lock shows whether the writer lives.
         const std::string path = JoinPath(directory, entry.name);
         if (const auto lock = storage_.Lock(RankLockPath(directory, *rank)); !lock.ok()) {
+          report_.kept.push_back(path);
+        } else {
+          VARVE_RETURN_IF_ERROR(Remove(path, entry));
+        }
+      } else if (IsPartOfIndex(entry.name)) {  // A repair has the lock of the name.
+        const std::string path = JoinPath(directory, entry.name);
+        if (const auto lock = LockName(storage_, directory); !lock.ok()) {
           report_.kept.push_back(path);
         } else {
           VARVE_RETURN_IF_ERROR(Remove(path, entry));

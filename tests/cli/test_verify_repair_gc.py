@@ -118,3 +118,10 @@ def test_gc_gives_a_displaced_checkpoint_its_name_back(run, run_json, folder, ch
     assert not checkpoint.exists()
     assert f"recovered {checkpoint}" in run("gc", folder).stdout
     assert contents(checkpoint) == before
+
+
+def test_gc_removes_what_a_dead_repair_has_left(run_json, folder, checkpoint):
+    part = checkpoint / ".manifest.bin.varve-part"
+    part.write_bytes(b"half")
+    assert run_json("gc", folder)["removed"] == [str(part)]
+    assert not part.exists() and varve.verify(checkpoint) == []
