@@ -1,6 +1,7 @@
 #include "varve/agent.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <fstream>
@@ -42,6 +43,10 @@ struct Options {
   double timeout = 1800;
   bool json = false;
 
+  [[nodiscard]] std::string DirectoryNamed() const {
+    return directory.empty() ? DefaultAgentDirectory() : directory;
+  }
+
   [[nodiscard]] std::chrono::milliseconds limit() const {
     constexpr double kForEver = 1e9;  // 31 years: may be added to a time without overflow.
     return std::chrono::milliseconds(static_cast<std::int64_t>(std::min(timeout, kForEver) * 1000));
@@ -74,9 +79,14 @@ std::string AsJson(const AgentReport* report) {
   return ToLine(json);
 }
 
-std::string AsLines(const AgentReport* report) {
+/// Names the directory: in another one an agent may be at work.
+std::string NoAgent(const Options& options) {
+  return "no agent runs in " + Printable(options.DirectoryNamed()) + "\n";
+}
+
+std::string AsLines(const AgentReport* report, const Options& options) {
   if (report == nullptr) {
-    return "no agent runs\n";
+    return NoAgent(options);
   }
   std::string text = "agent " + report->version + ", process " + std::to_string(report->pid) +
                      ", " + Count(report->trainers, "trainer") + " connected" +
@@ -103,7 +113,7 @@ Result<Outcome> Status(const Options& options) {
     return report.status();
   }
   const AgentReport* const known = report.ok() ? &*report : nullptr;
-  return Outcome{options.json ? AsJson(known) : AsLines(known)};
+  return Outcome{options.json ? AsJson(known) : AsLines(known, options)};
 }
 
 /// Drains or stops the agent. Succeeds when none runs.
@@ -111,7 +121,15 @@ Result<Outcome> Wait(const Options& options, bool stop) {
   const varve::Status status = stop ? StopAgent(options.limit(), options.directory)
                                     : DrainAgent(options.limit(), options.directory);
   if (status.code() == StatusCode::kNotFound) {
-    return Outcome{"no agent runs\n"};
+    return Outcome{NoAgent(options)};
+  }
+  if (status.details().system_error == ETIMEDOUT) {
+    const auto report = AgentStatus(options.directory);
+    std::string text = "not everything was written when the --timeout had passed";
+    for (std::size_t i = 0; report.ok() && i < report->saves.size(); ++i) {
+      text += (i == 0 ? ": " : ", ") + report->saves[i].path + " (" + report->saves[i].state + ")";
+    }
+    return Unavailable(text + (stop ? "; the agent ends when it is" : "; the agent goes on"));
   }
   if (!status.ok()) {
     return status.Annotate("wait for the agent");
@@ -120,8 +138,7 @@ Result<Outcome> Wait(const Options& options, bool stop) {
 }
 
 Result<Outcome> Log(const Options& options) {
-  const std::string directory =
-      options.directory.empty() ? DefaultAgentDirectory() : options.directory;
+  const std::string directory = options.DirectoryNamed();
   const std::string log = directory + "/agent.log";
   std::string text;
   bool found = false;
