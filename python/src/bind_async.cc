@@ -32,11 +32,16 @@ nb::object ErrorOrNone(const Status& status) {
   return status.ok() ? nb::none() : ToException(status);
 }
 
-/// Calls a Python function, on any thread.
+/// Calls a Python function for the last time, on any thread, and forgets it: it holds what has begun
+/// the save, which holds this, a circle that Python cannot see.
 template <class... Arguments>
-void CallBack(const nb::object& function, const char* what, Arguments&&... arguments) {
+void CallOnce(nb::object* function, const char* what, Arguments&&... arguments) {
+  const nb::object last = std::move(*function);
+  if (!last.is_valid()) {
+    return;
+  }
   try {
-    UntilTheInterpreterEnds([&] { function(std::forward<Arguments>(arguments)...); });
+    UntilTheInterpreterEnds([&] { last(std::forward<Arguments>(arguments)...); });
   } catch (nb::python_error& error) {
     error.discard_as_unraisable(what);
   }
@@ -46,7 +51,7 @@ void CallBack(const nb::object& function, const char* what, Arguments&&... argum
 std::function<void(const Status&)> OnStaged(nb::object function, const std::string& path) {
   return [tell = Shared(std::move(function)), path](const Status& status) {
     const GilHeld gil;
-    CallBack(*tell, "on_staged", ErrorOrNone(status.With({.path = path})));
+    CallOnce(tell.get(), "on_staged", ErrorOrNone(status.With({.path = path})));
   };
 }
 
@@ -58,7 +63,7 @@ std::function<void(const Result<AsyncSaveReport>&)> OnEnd(nb::object function, b
     const nb::object ended = !report.ok() ? nb::none()
                              : deferred   ? nb::cast(DeferredFrom(*report))
                                           : nb::cast(*report);
-    CallBack(*tell, "on_end", ended, ErrorOrNone(report.status().With({.path = path})));
+    CallOnce(tell.get(), "on_end", ended, ErrorOrNone(report.status().With({.path = path})));
   };
 }
 
@@ -115,14 +120,21 @@ std::shared_ptr<AsyncSaveHandle> BeginSave(const std::shared_ptr<Stager>& stager
   options.save.stop = stop.get_token();
   const auto ranks = MakeCoordinator(coordinator);
   std::shared_ptr<AsyncSaveHandle> handle;
-  RunCollective(
-      [&] {
-        handle = EndingWithoutGil(
-            new AsyncSaveHandle(StartSave(std::move(state), path.text, std::move(options),
-                                          deferred ? WriteWhen::kDeferred : WriteWhen::kNow,
-                                          *stager, *ranks, AnyStorage(), std::move(ready))));
-      },
-      coordinator, [&] { stop.request_stop(); }, nullptr, "");
+  try {
+    RunCollective(
+        [&] {
+          handle = EndingWithoutGil(
+              new AsyncSaveHandle(StartSave(std::move(state), path.text, std::move(options),
+                                            deferred ? WriteWhen::kDeferred : WriteWhen::kNow,
+                                            *stager, *ranks, AnyStorage(), std::move(ready))));
+        },
+        coordinator, [&] { stop.request_stop(); }, nullptr, "");
+  } catch (const nb::python_error&) {
+    if (handle) {  // It has begun, and the caller gets no handle by which to cancel it.
+      handle->Cancel();
+    }
+    throw;
+  }
   return handle;
 }
 

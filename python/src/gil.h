@@ -6,11 +6,18 @@
 // unwound, so the process aborts with "terminate called without an active exception" although all
 // went well. From 3.14 on CPython lets the thread wait for ever, and so do these scopes on every
 // version: the process ends without it.
+//
+// A thread of C++ that asks for the GIL needs a state of Python's, which CPython puts into its list
+// of threads under a lock of that list and not under the GIL. A fork meanwhile gives the child that
+// lock, locked, and the child waits for it for ever (3.11). So no fork begins while such a state is
+// made. It is destroyed under the GIL, which a fork of Python's needs too.
 #pragma once
 
 #include <cxxabi.h>
 #include <nanobind/nanobind.h>
 #include <unistd.h>
+
+#include "base/threads.h"
 
 namespace varve::python {
 
@@ -45,16 +52,40 @@ class GilReleased {
   PyThreadState* state_;
 };
 
+/// Returns the interpreter that has loaded this module. The first call needs the GIL.
+inline PyInterpreterState* TheInterpreter() {
+  static PyInterpreterState* const interpreter = PyInterpreterState_Get();
+  return interpreter;
+}
+
 /// Takes the GIL, and gives it up in the destructor. Any thread, with the GIL or without.
 class GilHeld {
  public:
-  GilHeld() : state_(UntilTheInterpreterEnds([] { return PyGILState_Ensure(); })) {}
-  ~GilHeld() { PyGILState_Release(state_); }
+  GilHeld() {
+    if (PyGILState_GetThisThreadState() != nullptr) {
+      state_ = UntilTheInterpreterEnds([] { return PyGILState_Ensure(); });
+      return;
+    }
+    {
+      const NoForkMeanwhile guard;
+      made_ = PyThreadState_New(TheInterpreter());
+    }
+    UntilTheInterpreterEnds([this] { PyEval_AcquireThread(made_); });
+  }
+  ~GilHeld() {
+    if (made_ == nullptr) {
+      PyGILState_Release(state_);
+      return;
+    }
+    PyThreadState_Clear(made_);
+    PyThreadState_DeleteCurrent();
+  }
   GilHeld(const GilHeld&) = delete;
   GilHeld& operator=(const GilHeld&) = delete;
 
  private:
-  PyGILState_STATE state_;
+  PyThreadState* made_ = nullptr;  ///< Of a thread that had no state.
+  PyGILState_STATE state_{};       ///< Of one that had.
 };
 
 }  // namespace varve::python

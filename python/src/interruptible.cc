@@ -83,6 +83,12 @@ void RunOffMain(const std::function<void()>& work, const OffMain& how) {
     const GilReleased release;
     thread.join();
   }
+  // Work that is short ends before the first look. Python would raise when this has returned, and
+  // the caller would not get what it returns.
+  if (!raised && PyErr_CheckSignals() != 0) {
+    raised.emplace();
+    CallQuietly(how.on_signal, "interrupt");
+  }
   if (raised) {
     throw std::move(*raised);
   }

@@ -145,6 +145,7 @@ NB_MODULE(_core, module) {
   // Objects of a save that a forked child has inherited are no leak to report.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(python::TranslateBadAlloc);
+  (void)python::TheInterpreter();
   module.doc() = "The binding to libvarve; use the varve package.";
   module.attr("__version__") = nb::str(Version().data(), Version().size());
   module.attr("FORMAT_VERSION") = kFormatVersion;

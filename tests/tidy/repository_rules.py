@@ -73,13 +73,12 @@ PUBLIC_HEADER_MODULE = {
     "manage.h": "manage",
     "upload.h": "upload",
 }
-FACADE = "catalogue"
 
 
 def owner_of(header: str) -> str:
     """The module of a header, named from include/varve/."""
     folder, slash, _ = header.rpartition("/")
-    return folder if slash else PUBLIC_HEADER_MODULE.get(header, FACADE)
+    return folder if slash else PUBLIC_HEADER_MODULE.get(header, "catalogue")
 
 
 # These see the library as any user does: through include/varve/ only.
@@ -89,6 +88,7 @@ USERS = ("tools", "python/src", "examples", "bench")
 USERS_OWN_HEADERS = {
     "python/src": {
         "async/start.h",
+        "base/threads.h",
         "coordinate/channel.h",
         "interop/olmo/names.h",
         "interop/pickle/writer.h",

@@ -111,14 +111,15 @@ class FollowUp:
 
     @contextlib.contextmanager
     def began(self, save: Save) -> Iterator[None]:
-        """Notes a save that begins in the block; forgets it where the block raises."""
+        """Notes a save that begins in the block; where the block raises, forgets it and says that it ended."""
         save.ended = lambda future: self.later(lambda: self._ended(save, future))
         with self._guard:
             self._in_flight.append(save)
         try:
             yield
         except BaseException:
-            self._forget(save)
+            if self._forget(save):
+                self.on_end(save, False)
             raise
 
     def begins_anew(self, newest: str) -> None:
@@ -197,14 +198,18 @@ class FollowUp:
         """Ends the thread."""
         self._work.put(None)
 
-    def _forget(self, save: Save) -> None:
+    def _forget(self, save: Save) -> bool:
+        """Returns False for a save that was forgotten before."""
         with self._guard:
-            if save in self._in_flight:
+            known = save in self._in_flight
+            if known:
                 self._in_flight.remove(save)
+            return known
 
     def _ended(self, save: Save, future: Future[Any]) -> None:
         error = future.exception()
-        self._forget(save)
+        if not self._forget(save):
+            return
         with self._guard:
             if error is None:
                 self._failures.clear()

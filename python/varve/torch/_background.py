@@ -7,9 +7,10 @@ itself are then replaced on all ranks together, and the call is made once more.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
@@ -80,8 +81,9 @@ def begin(
             upload = copy_of(path, upload_to, options.save)
             save = Save(kind, content, where, options, on_failure, upload)
             handle = save.start(stager, coordinator)
-        handle._guard(guards)
-        handle._warning = _engine.warn_of_values(where, handle._differing, options.save)
+        with _cancelled_by_errors(handle):
+            handle._guard(guards)
+            handle._warning = _engine.warn_of_values(where, handle._differing, options.save)
         return handle
 
     if stager is not None:
@@ -93,6 +95,16 @@ def begin(
     if on_end is not None:
         handle.add_done_callback(cast("Callable[[Future[Any]], object]", on_end))
     return handle
+
+
+@contextlib.contextmanager
+def _cancelled_by_errors(save: Any) -> Iterator[None]:
+    """Cancels a save that has begun where the block raises: its caller gets no handle. As a rule it is Ctrl-C."""
+    try:
+        yield
+    except BaseException:
+        save.cancel()
+        raise
 
 
 def with_shared(
@@ -147,6 +159,10 @@ class Save(Generic[AnyHandle]):
             except Exception as error:
                 cause = error
                 refusal = error if isinstance(error, Error) else _ours(error)
+            except BaseException:  # Ctrl-C.
+                if promise is not None:
+                    promise.take_back()
+                raise
 
         def end(report: Any, error: BaseException | None) -> None:
             if report is not None:
@@ -178,28 +194,20 @@ class Save(Generic[AnyHandle]):
                 end,
                 refusal,
             )
-            if self.upload is not None and engine.agreed:
-                self._connect_uploads(meeting, engine, coordinator)
-        if not handle._saved:
-            handle._engine = engine
-        if handle.done():
-            handle._engine = None
+            with _cancelled_by_errors(engine):
+                if self.upload is not None and engine.agreed:
+                    timeout = self.options.save.timeout
+                    meeting.connect(lambda: background_in(coordinator, timeout))
+                if not handle._saved:
+                    handle._engine = engine
+                if handle.done():
+                    handle._engine = None
         copied = handle.staging_completion
         if self.on_failure == "raise" and handle.done() and copied.done() and copied.exception():
             handle._raised_by_call = True
             failures.forget(cast("BaseException", handle._exception))
         handle._differing = Differing(engine.differing_tensors, engine.differing_objects)
         return handle
-
-    def _connect_uploads(
-        self, meeting: Meeting, engine: Any, coordinator: Coordinator | None
-    ) -> None:
-        timeout = self.options.save.timeout
-        try:
-            meeting.connect(lambda: background_in(coordinator, timeout))
-        except BaseException:  # Ctrl-C.
-            engine.cancel()
-            raise
 
     def _upload(
         self, stager: Stager, handle: AnyHandle, report: Any, failures: Failures, meeting: Meeting

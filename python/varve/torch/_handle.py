@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from varve._core import AsyncSaveReport, DeferredReport
-from varve.errors import CancelledError
+from varve.errors import CancelledError, PreconditionError
 from varve.torch._failures import log_dropped
 from varve.torch._guard import Guard, guards_of, optimizers_of
 
@@ -44,6 +45,7 @@ class Handle(Future[Report]):
         self.staging_completion: Future[None] = Future()
         self.staging_completion.set_running_or_notify_cancel()
         self.path = ""
+        self._process = os.getpid()
         self._engine: Any = None
         self._keep: Any = None
         self._looked_at = False
@@ -57,11 +59,13 @@ class Handle(Future[Report]):
     def result(self, timeout: float | None = None) -> Report:
         """Waits for the end of the save, `timeout` seconds at most. Raises the save's error."""
         self._looked_at = True
+        self._check_owner()
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits likewise; returns the error that the save failed with, or None."""
         self._looked_at = True
+        self._check_owner()
         return super().exception(timeout)
 
     def __del__(self) -> None:
@@ -70,6 +74,7 @@ class Handle(Future[Report]):
 
     def wait_staged(self, timeout: float | None = None) -> None:
         """Waits until the tensors may change. Raises the error of the copy."""
+        self._check_owner()
         self.staging_completion.result(timeout)
 
     def wait_staged_before(self, optimizer: Any) -> None:
@@ -88,12 +93,20 @@ class Handle(Future[Report]):
 
     def cancel(self) -> bool:
         """Gives the save up; its result is then a CancelledError. Returns False when it has ended."""
-        if self.done():
+        if self._process != os.getpid() or self.done():
             return False
         self._asked_to_end = True
         if self._engine is not None:
             self._engine.cancel()
         return True
+
+    def _check_owner(self) -> None:
+        """Raises PreconditionError in a forked child: nothing there would ever end the wait."""
+        if self._process != os.getpid():
+            raise PreconditionError(
+                f"save {self.path}: it is a save of the parent of this process, which was forked since",
+                path=self.path,
+            )
 
     def cancelled(self) -> bool:
         """Returns True when it ended because it was cancelled, skipped or replaced."""

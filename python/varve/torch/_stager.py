@@ -17,7 +17,7 @@ import torch.distributed as dist
 from varve import _tree, agent
 from varve._core import Channel, background
 from varve._forks import leave_to_parent
-from varve.errors import InvalidArgumentError
+from varve.errors import InvalidArgumentError, PreconditionError
 from varve.torch._coordinator import make_background
 from varve.torch._failures import Failures
 from varve.torch._later import UploadsOfStager
@@ -42,6 +42,9 @@ _retired: list[tuple[str, Stager]] = []
 #: Channels of such stagers that were closed, likewise: making one is collective, and each rank closes its
 #: stagers for itself.
 _channels: dict[Any, Channel] = {}
+
+#: The interpreter ends, and has ended the saves under way.
+_exiting = False
 
 #: The package that makes stagers by default.
 _OWNER = "varve.torch"
@@ -96,6 +99,11 @@ class Stager:
         pinned_memory: bool | None = None,
         timeout: float = 1800.0,
     ) -> None:
+        if _exiting:
+            raise PreconditionError(
+                "the interpreter ends, and would not wait for a save in the background; call "
+                "varve.torch.save, or register the function that saves after `import varve.torch`"
+            )
         if at_exit not in ("wait", "abort"):
             raise InvalidArgumentError(f'at_exit={at_exit!r}: want "wait" or "abort"')
         if executor not in ("thread", "process"):
@@ -124,6 +132,8 @@ class Stager:
             options, self._background, program
         )
         _open.add(self)
+        atexit.unregister(_at_exit)  # Before what was registered earlier, which may need its saves.
+        atexit.register(_at_exit)
 
     @property
     def memory_budget(self) -> int:
@@ -311,5 +321,11 @@ def _in_child() -> None:
     leave_to_parent(_open, _made, _retired, _channels)
 
 
-atexit.register(end_all)
+def _at_exit() -> None:
+    global _exiting
+    _exiting = True
+    end_all()
+
+
+atexit.register(_at_exit)
 os.register_at_fork(after_in_child=_in_child)
