@@ -81,12 +81,9 @@ constexpr std::size_t kMostRoom = 65'536;
 /// Makes room for as many more as `entries` says that it has, at most kMostRoom.
 template <class Item>
 void MakeRoom(nb::handle entries, std::vector<Item>* items) {
-  const Py_ssize_t more = PyObject_LengthHint(entries.ptr(), 0);
-  if (more < 0) {
-    PyErr_Clear();  // The hint is not needed.
-    return;
-  }
-  const std::size_t wanted = items->size() + std::min(static_cast<std::size_t>(more), kMostRoom);
+  const nb::object hint = nb::module_::import_("operator").attr("length_hint");
+  const auto more = nb::cast<std::size_t>(hint(entries, 0));
+  const std::size_t wanted = items->size() + std::min(more, kMostRoom);
   if (wanted > items->capacity()) {
     items->reserve(std::max(wanted, 2 * items->capacity()));
   }

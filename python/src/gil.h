@@ -19,6 +19,11 @@
 
 #include "base/threads.h"
 
+#ifdef Py_LIMITED_API
+// Every CPython since 3.2 exports it, and its headers hide it from modules of the stable ABI.
+extern "C" void PyThreadState_DeleteCurrent();
+#endif
+
 namespace varve::python {
 
 /// Waits until the process ends.

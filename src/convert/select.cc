@@ -42,6 +42,7 @@ Status CheckNames(const Metadata& metadata, const ConvertOptions& options) {
     return Status::Ok();
   }
   std::vector<std::string> names;
+  names.reserve(metadata.tensors.size() + metadata.objects.size());
   for (const TensorMetadata& tensor : metadata.tensors) {
     names.push_back(tensor.fqn);
   }
@@ -61,9 +62,10 @@ Status CheckNames(const Metadata& metadata, const ConvertOptions& options) {
     VARVE_RETURN_IF_ERROR(
         find(glob, "matches", [&](const std::string& name) { return one.Match(name); }));
   }
-  for (const auto& [from, to] : options.rename) {
-    VARVE_RETURN_IF_ERROR(
-        find(from, "begins with", [&](const std::string& name) { return name.starts_with(from); }));
+  for (const auto& rename : options.rename) {
+    VARVE_RETURN_IF_ERROR(find(rename.first, "begins with", [&](const std::string& name) {
+      return name.starts_with(rename.first);
+    }));
   }
   return Status::Ok();
 }
