@@ -25,8 +25,8 @@ enum class CheckpointState : std::uint8_t {
   kIncomplete,   ///< Rank-local files of some ranks are missing.
   kDamaged,      ///< A checkpoint, but its index or files are missing or of the wrong size.
   kUnsupported,  ///< A checkpoint in the native format, in a version that this Varve does not read.
-  kUnreadable,   ///< This process may not read it, or the storage fails: damaged or whole, the
-                 ///< error does not tell.
+  kUnreadable,   ///< This process may not read its directory, index or side files, or the storage
+                 ///< fails: damaged or whole, the error does not tell.
   kDisplaced,    ///< Whole, under a hidden name, left by an interrupted overwrite; loads by its
                  ///< name.
   kSaving,       ///< A save is under way.
@@ -53,7 +53,7 @@ struct CheckpointEntry {
 /// Returns the checkpoints and stale files in `directory`, by step, then by NaturalLess of the
 /// name; those of other software too, where they are directories. When `directory` itself is a
 /// checkpoint the list has that one entry, and the steps in it, as IsStepName says, that are
-/// checkpoints too. Reads indexes, sizes and the notes of steps, not data.
+/// checkpoints too; not so where it is whole and a step by its own name. Reads indexes, sizes and the notes of steps, not data.
 Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& directory,
                                                      Storage& storage = AnyStorage(),
                                                      const std::stop_token& stop = {});
@@ -88,8 +88,8 @@ struct RepairReport {
   SaveId save_id;
   std::uint64_t file_count = 0;
   bool changed = false;  ///< False: the index already matched the data files.
-  /// Files beside the checkpoint, where varve.json was lost: what of them were side files is not
-  /// known any more.
+  /// On file systems, where varve.json was lost: files in the directory that are no part of the
+  /// checkpoint. Some may have been side files.
   std::vector<std::string> others{};
 };
 

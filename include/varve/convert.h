@@ -32,8 +32,8 @@ struct ConvertOptions {
   /// Cast tensors of float16, bfloat16, float32 and float64 to this one of them.
   std::optional<DType> dtype;
   std::uint64_t shard_size = 5'000'000'000;  ///< Bytes of a file's tensors; kHf only.
-  std::vector<std::string> include;  ///< Globs over names, each of which has to match one; empty
-                                     ///< means all.
+  /// Globs over names, each of which has to match one; empty means all.
+  std::vector<std::string> include;
   std::vector<std::string> exclude;  ///< Globs over names.
   /// A name that begins with the first gets the second in its place; the first pair that fits is
   /// applied, to what include and exclude have left. Each has to fit a name of the checkpoint. A
@@ -41,8 +41,8 @@ struct ConvertOptions {
   std::vector<std::pair<std::string, std::string>> rename;
   /// kHf without `include`: false writes the model only. That is the entry "model", "module",
   /// "model_state_dict" or "state_dict" of the top level, or of the one entry of it that has one,
-  /// if it is a container of tensors, and without `rename` under the names that are in it ("model.a.w" becomes "a.w"); else all but the
-  /// entries whose name begins with "optim".
+  /// beside an optimizer; if it is a container of tensors, and without `rename` under the names that
+  /// are in it ("model.a.w" becomes "a.w"). Else all but the entries whose name begins with "optim".
   bool everything = false;
   /// Only what lies under this key, or these keys joined with dots, under the names that are in it:
   /// "model.a.w" becomes "a.w", unless `rename` is given. Empty for all.

@@ -9,15 +9,16 @@
 //
 // A thread of C++ that asks for the GIL needs a state of Python's, which CPython puts into its list
 // of threads under a lock of that list and not under the GIL. A fork meanwhile gives the child that
-// lock, locked, and the child waits for it for ever (3.11). So no fork begins while such a state is
-// made. It is destroyed under the GIL, which a fork of Python's needs too.
+// lock, locked, and the child waits for it for ever (3.11). So no fork of Python's begins while such
+// a state is made: os.fork takes StateMutex first, and later versions then take the list's lock.
+// The state is destroyed under the GIL, which the fork needs too.
 #pragma once
+
+#include <mutex>
 
 #include <cxxabi.h>
 #include <nanobind/nanobind.h>
 #include <unistd.h>
-
-#include "base/threads.h"
 
 #ifdef Py_LIMITED_API
 // Every CPython since 3.2 exports it, and its headers hide it from modules of the stable ABI.
@@ -25,6 +26,8 @@ extern "C" void PyThreadState_DeleteCurrent();
 #endif
 
 namespace varve::python {
+
+namespace nb = nanobind;
 
 /// Waits until the process ends.
 [[noreturn]] inline void WaitForTheEnd() {
@@ -63,6 +66,20 @@ inline PyInterpreterState* TheInterpreter() {
   return interpreter;
 }
 
+/// Held while a thread gets its state, and by os.fork: see HoldOffForks.
+inline std::mutex& StateMutex() {
+  static auto* const mutex = new std::mutex;  // Never destroyed: threads ask at any time.
+  return *mutex;
+}
+
+/// Lets forks of Python's wait for StateMutex. Requires: the GIL; to be called once.
+inline void HoldOffForks() {
+  const auto unlock = nb::cpp_function([] { StateMutex().unlock(); });
+  nb::module_::import_("os").attr("register_at_fork")(
+      nb::arg("before") = nb::cpp_function([] { StateMutex().lock(); }),
+      nb::arg("after_in_parent") = unlock, nb::arg("after_in_child") = unlock);
+}
+
 /// Takes the GIL, and gives it up in the destructor. Any thread, with the GIL or without.
 class GilHeld {
  public:
@@ -72,7 +89,7 @@ class GilHeld {
       return;
     }
     {
-      const NoForkMeanwhile guard;
+      const std::scoped_lock no_fork(StateMutex());
       made_ = PyThreadState_New(TheInterpreter());
     }
     UntilTheInterpreterEnds([this] { PyEval_AcquireThread(made_); });

@@ -146,6 +146,7 @@ NB_MODULE(_core, module) {
   nb::set_leak_warnings(false);
   nb::register_exception_translator(python::TranslateBadAlloc);
   (void)python::TheInterpreter();
+  python::HoldOffForks();
   module.doc() = "The binding to libvarve; use the varve package.";
   module.attr("__version__") = nb::str(Version().data(), Version().size());
   module.attr("FORMAT_VERSION") = kFormatVersion;

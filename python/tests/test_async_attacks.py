@@ -98,6 +98,24 @@ def test_a_save_that_the_end_of_the_interpreter_would_lose_is_refused(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+FINAL = """
+import atexit, sys
+import torch
+import varve.torch
+
+def late():
+    varve.torch.async_save({"w": torch.ones(1000)}, sys.argv[1])
+
+atexit.register(late)
+varve.torch.async_save({"w": torch.ones(1000)}, sys.argv[1] + "-first").result()
+"""
+
+
+def test_a_function_that_was_registered_after_the_import_saves_at_the_end(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", FINAL, str(tmp_path / "c")], check=True, timeout=120)
+    assert varve.verify(tmp_path / "c") == []
+
+
 def test_an_interrupted_save_leaves_no_note_of_an_upload(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         async_save({"x": Raising(KeyboardInterrupt())}, tmp_path / "c", upload_to=tmp_path / "to")
@@ -138,3 +156,11 @@ def test_a_forked_child_neither_ends_nor_awaits_a_save_of_its_parent(
     assert os.waitpid(child, 0)[1] == 0
     handle.result(LONG)
     assert varve.verify(tmp_path / "c") == []
+    child = os.fork()
+    if child == 0:  # The save has ended before the fork: its report is the child's too.
+        code = 1
+        try:
+            code = 0 if handle.result(10).seconds >= 0 else 1
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0

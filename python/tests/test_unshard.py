@@ -179,6 +179,23 @@ def test_the_layout_of_the_cookbook_is_a_model_and_an_optimizer(tmp_path: Path) 
         varve.unshard(tmp_path / "two", tmp_path / "none")
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"params": {"model": {"w": torch.ones(2)}, "lm_head": {"w": torch.ones(2)}}, "step": 1},
+        {"net": {"w": torch.ones(2)}, "ema": {"module": {"w": torch.zeros(2)}, "decay": 0.99}},
+    ],
+)
+def test_a_model_without_an_optimizer_beside_it_is_part_of_one(
+    tmp_path: Path, state: dict[str, Any]
+) -> None:
+    varve.torch.save(state, tmp_path / "c")
+    varve.convert(tmp_path / "c", tmp_path / "hf", "hf")
+    assert len(varve.torch.read(tmp_path / "hf")) == 2
+    with pytest.raises(varve.InvalidArgumentError, match="holds no model"):
+        varve.unshard(tmp_path / "c", tmp_path / "out")
+
+
 def test_many_ranks_need_few_open_files(tmp_path: Path) -> None:
     modules = {"": {"w": torch.arange(600.0).reshape(60, 10), "b": torch.arange(7.0)}}
     made = LocalRun(modules, 100).build()

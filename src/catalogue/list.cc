@@ -34,9 +34,11 @@ bool IsReadFailure(const Status& status) {
   return status.code() == StatusCode::kUnavailable || IsForbidden(status);
 }
 
-/// Returns why a side file is not what was saved, or Ok. Of most it compares the size alone. The
-/// note of a step is read: no manager resumes from a step whose note is damaged.
-Status CheckSideFile(Storage& storage, const std::string& directory, const StoredFile& file) {
+/// Returns why a side file is not what was saved, or Ok. Of most it compares the size alone; in
+/// formats of other software not even that, for people edit the configuration of a model. The note
+/// of a step is read: no manager resumes from a step whose note is damaged.
+Status CheckSideFile(Storage& storage, const std::string& directory, const StoredFile& file,
+                     bool native) {
   if (file.name == kStepNoteName) {
     return ReadSideFile(storage, directory, file).status();
   }
@@ -44,7 +46,7 @@ Status CheckSideFile(Storage& storage, const std::string& directory, const Store
   if (IsReadFailure(found.status())) {
     return found.status();
   }
-  return found.ok() && (*found)->size() == file.size
+  return found.ok() && (!native || (*found)->size() == file.size)
              ? Status::Ok()
              : DataLoss(file.name + (found.ok() ? " is of another size" : " is missing"));
 }
@@ -52,7 +54,8 @@ Status CheckSideFile(Storage& storage, const std::string& directory, const Store
 /// Returns why the files do not match the index, or Ok.
 Status CheckFiles(Storage& storage, const OpenedIndex& opened) {
   for (const StoredFile& file : opened.metadata.side_files) {
-    VARVE_RETURN_IF_ERROR(CheckSideFile(storage, opened.directory, file));
+    VARVE_RETURN_IF_ERROR(
+        CheckSideFile(storage, opened.directory, file, opened.metadata.format == Format::kVarve));
   }
   if (opened.metadata.format != Format::kVarve) {
     return Status::Ok();  // Opening has asked storage for them already.
@@ -246,6 +249,17 @@ std::optional<CheckpointEntry> ExamineFailure(Storage& storage, const std::strin
   return entry;
 }
 
+/// Returns true for the directory of a step, and for what saves of steps leave beside them.
+bool IsOfStep(const DirectoryEntry& entry) {
+  if (const auto stale = ParseStaleName(entry.name)) {
+    return IsStepName(stale->target);
+  }
+  if (const auto quarantined = ParseQuarantinedName(entry.name)) {
+    return IsStepName(*quarantined);
+  }
+  return entry.is_directory && IsStepName(entry.name);
+}
+
 /// Adds what the i-th entry of a directory is.
 Status ListItem(Storage& storage, const std::string& directory,
                 const std::vector<DirectoryEntry>& found, std::size_t i,
@@ -335,11 +349,15 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
   VARVE_RETURN_IF_ERROR(listed.status());
   std::vector<DirectoryEntry> found = *listed;
   std::vector<CheckpointEntry> beside;
+  const std::string name = BaseName(directory);
+  if (self && self->state == CheckpointState::kWhole && IsStepName(name)) {
+    return std::vector{*std::move(self)};
+  }
   if (self && !IsPlainModel(storage, directory, *listed)) {
     // A stray file of a checkpoint, or a save to the wrong name, must not hide the steps of a run.
     const OwnNames own(storage, directory, *listed);
     std::erase_if(found, [&](const DirectoryEntry& entry) {
-      return !entry.is_directory || !IsStepName(entry.name) || own.OwnsFolder(entry.name);
+      return entry.name == name || own.OwnsFolder(entry.name) || !IsOfStep(entry);
     });
     beside.push_back(*std::move(self));
   } else {

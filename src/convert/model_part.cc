@@ -49,8 +49,11 @@ TrainingState FindTraining(const Value& structure) {
     return found;
   }
   for (std::size_t i = 0; IsMapping(structure.kind) && i + 1 < structure.items.size(); i += 2) {
-    if (ModelKey(structure.items[i + 1]).empty()) {
-      continue;
+    const Value& item = structure.items[i + 1];
+    const bool trained = ItemAt(item, "optim") != nullptr || ItemAt(item, "optimizer") != nullptr ||
+                         ItemAt(item, "optimizer_state_dict") != nullptr;
+    if (!trained || ModelKey(item).empty()) {
+      continue;  // A module named "model" among others, or averages of the weights, as a rule.
     }
     if (!found.prefix.empty()) {
       return {"", &structure};  // Two models: nothing says which is meant.

@@ -25,8 +25,8 @@ struct ModelPart {
 /// Returns what lies under a key of a mapping; null where nothing does.
 const Value* ItemAt(const Value& structure, std::string_view key);
 
-/// Returns which of "model", "module", "model_state_dict" and "state_dict" is a container of tensors
-/// in a mapping; empty where none is.
+/// Returns which of "model", "module", "model_state_dict" and "state_dict" is a container of
+/// tensors in a mapping; empty where none is.
 std::string ModelKey(const Value& structure);
 
 /// Where the model lies, and beside it the optimizer.
@@ -35,8 +35,8 @@ struct TrainingState {
   const Value* structure = nullptr;
 };
 
-/// Returns the top level where that has a ModelKey, or the one mapping in it that has; else the top
-/// level.
+/// Returns the top level where that has a ModelKey, or the one mapping in it that has, with an
+/// optimizer beside it; else the top level.
 TrainingState FindTraining(const Value& structure);
 
 /// Finds the model by the containers of the state: ModelKey of FindTraining; else all but the

@@ -85,7 +85,8 @@ Result<RunStep> AsStep(Storage& storage, const std::string& run, const Checkpoin
   if (note.status().code() == StatusCode::kDataLoss && step.whole()) {
     step.state = CheckpointState::kDamaged;
     step.detail = note.status().message();
-  } else if (note.status().code() != StatusCode::kDataLoss) {
+  } else if (note.status().code() != StatusCode::kDataLoss &&
+             step.state != CheckpointState::kUnreadable) {
     VARVE_RETURN_IF_ERROR(note.status());
   }
   if (note.ok() && *note) {

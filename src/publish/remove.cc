@@ -157,7 +157,8 @@ Status CheckNoneBelow(Storage& storage, const std::string& path,
                                 ", which is pinned; nothing was removed. `varve unpin` it first");
     }
     const std::string folder = name.substr(0, name.find('/'));
-    if (folder != name && IsStepName(folder) && HoldsCheckpoint(storage, JoinPath(path, folder))) {
+    if (!IsStepName(BaseName(path)) && folder != name && IsStepName(folder) &&
+        HoldsCheckpoint(storage, JoinPath(path, folder))) {
       steps.insert(folder);
     }
   }

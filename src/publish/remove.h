@@ -32,7 +32,7 @@ Result<RemovalReport> RemoveUnlessUsed(const std::string& path, const RemovalTer
 
 /// Returns FailedPrecondition where one of these files of a checkpoint's directory, relative to it,
 /// is the pin of another checkpoint, which is in a directory below, or where such a directory is a
-/// step: then `path` is a run with a stray file of a checkpoint in it.
+/// step and `path` is none by its name: then that is a run with a stray file of a checkpoint in it.
 Status CheckNoneBelow(Storage& storage, const std::string& path,
                       const std::vector<std::string>& others);
 

@@ -209,7 +209,7 @@ Result<RepairReport> FileSystemPublisher::RepairIndex(const std::string& path,
   VARVE_RETURN_IF_ERROR(ReplaceIndex(storage_, path, metadata));
   if (const auto found = TakeInventory(storage_, path); found.ok() && !record.ok()) {
     for (const OtherFile& file : found->others) {
-      if (!file.is_directory) {
+      if (!file.is_directory && file.name != kPinName) {
         report.others.push_back(file.name);
       }
     }

@@ -57,6 +57,34 @@ def test_a_stray_file_in_the_directory_of_a_run_hides_no_step(
     assert [step.name for step in varve.steps(steps)] == [*STEPS, "step-00000040"]
 
 
+def test_a_stray_file_hides_neither_a_displaced_step_nor_one_in_quarantine(
+    run: Any, run_json: Any, steps: Path
+) -> None:
+    displaced = steps / ".step-%30%30%30%30%30%30%33%30.varve-old"
+    (steps / STEPS[2]).rename(displaced)
+    flip_a_bit(data_file(steps / STEPS[1]), 20)
+    flip_a_bit(steps / STEPS[1] / "manifest.bin", 50)
+    shutil.copy(steps / STEPS[0] / "varve.json", steps)
+    assert run("latest", steps).stdout == f"{steps / STEPS[2]}\n"
+    displaced.rename(steps / STEPS[2])
+    for file in (steps / STEPS[2]).glob("data-*"):
+        file.unlink()
+    assert train(steps, 20) == 10
+    states = [entry["state"] for entry in run_json("ls", steps)]
+    assert states.count("quarantined") == 2
+
+
+def test_a_step_with_a_checkpoint_in_it_is_a_step(run: Any, run_json: Any, steps: Path) -> None:
+    varve.save({"o": np.ones(2)}, steps / STEPS[0] / "optimizer_0")
+    shutil.copytree(steps / STEPS[1], steps / STEPS[2] / STEPS[1])
+    assert run("latest", steps / STEPS[0]).stdout == f"{steps / STEPS[0]}\n"
+    (steps / STEPS[2] / "manifest.bin").write_bytes(b"?")
+    assert train(steps, 40) == 30
+    run("rm", steps / STEPS[0])
+    run("prune", steps, "--keep", "last=1")
+    assert [step.name for step in varve.steps(steps)] == ["step-00000040"]
+
+
 def test_a_repair_without_the_record_keeps_the_place_of_the_step_and_names_what_it_leaves(
     run: Any, run_json: Any, steps: Path
 ) -> None:
@@ -65,7 +93,7 @@ def test_a_repair_without_the_record_keeps_the_place_of_the_step_and_names_what_
         manager.save(20, {"w": np.full(4, 2.0)})
     (steps / STEPS[2] / "varve.json").unlink()
     done = run("repair", steps / STEPS[2])
-    assert "no part of the checkpoint any more: config.json" in done.stderr
+    assert "no part of the checkpoint now, but may have been: config.json" in done.stderr
     assert run("latest", steps).stdout == f"{steps / STEPS[1]}\n"
     found = {step.name: step for step in varve.steps(steps)}
     assert found[STEPS[2]].attempt == 1 and found[STEPS[2]].metrics == {"loss": 1 / 30}

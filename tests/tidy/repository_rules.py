@@ -88,7 +88,6 @@ USERS = ("tools", "python/src", "examples", "bench")
 USERS_OWN_HEADERS = {
     "python/src": {
         "async/start.h",
-        "base/threads.h",
         "coordinate/channel.h",
         "interop/olmo/names.h",
         "interop/pickle/writer.h",

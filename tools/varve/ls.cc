@@ -29,6 +29,7 @@ constexpr const char* kHelp =
     "  incomplete   saved without coordination, and files of some ranks are not there (yet); or\n"
     "               OLMo's stepN-tmp, which OLMo is writing or a dead save of it has left\n"
     "  damaged      the index or a file is missing, or not of its size; see `varve verify`\n"
+    "  unreadable   this user may not read it, or the storage fails; it may be whole\n"
     "  displaced    whole, under a hidden name since an overwrite was interrupted; loads by its\n"
     "               own name, and `varve gc` gives it back\n"
     "  saving       a save is under way; of one that this node's agent has, how far it is and since\n"
@@ -39,6 +40,7 @@ constexpr const char* kHelp =
     "               with the next save of the name, or by `varve gc`\n"
     "  quarantined  damaged, and taken out of the way by a resume, under a hidden name, for the\n"
     "               reason given; `varve rm` removes it, renaming it brings it back\n"
+    "\n"
     "A checkpoint that is pinned, or whose upload is not done, says so; no retention removes it.\n"
     "The step is the number after \"step\", \"checkpoint\", \"ckpt\" or \"iter\" in the name, else the\n"
     "only number in it.\n"
@@ -182,10 +184,11 @@ Result<std::vector<std::optional<std::string>>> PinsOf(
     paths.push_back(JoinPath(directory, entry.name));
   }
   VARVE_ASSIGN_OR_RETURN(auto pins, ReadPins(paths));
-  if (pins.size() == 1 && !pins.front()) {
-    VARVE_ASSIGN_OR_RETURN(pins, ReadPins({directory}));
-  }
   for (std::size_t i = 0; i < pins.size(); ++i) {
+    if (!pins[i] && (pins.size() == 1 || directory.ends_with(entries[i].name))) {
+      VARVE_ASSIGN_OR_RETURN(const auto own, ReadPins({directory}));
+      pins[i] = own.front();
+    }
     // The checkpoint of the name of a failed save is another entry; in a directory that may not be
     // read, whether there is a pin is not known.
     if (entries[i].state == CheckpointState::kFailed ||

@@ -36,7 +36,7 @@ Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   std::string others;
   for (const std::string& name : report.others) {
     others += others.empty() ? "varve.json, which names the side files, was lost; no part of the "
-                               "checkpoint any more: "
+                               "checkpoint now, but may have been: "
                              : ", ";
     others += Printable(name);
   }

@@ -31,8 +31,7 @@ def refuse_checkpoint(run: str) -> None:
         return
     path = run.rstrip("/")
     steps = manage.list_steps(run)
-    above = manage.list_steps(os.path.dirname(path) or ".")
-    if steps and all(step.name != os.path.basename(path) for step in above):
+    if steps:
         _LOG.warning(
             "the manager of %s: the directory is a checkpoint itself, beside its %d steps; move the files of "
             "that elsewhere: programs that open the run's name find it and no step",

@@ -210,8 +210,10 @@ def _index_problem(path: str) -> str | None:
 
 def _listed_problem(path: str) -> str | None:
     """Returns why a checkpoint with a readable index is listed as not whole; None where it is whole."""
-    (entry,) = _core.list_checkpoints(path)
-    return None if entry.state in ("whole", "displaced") else entry.detail
+    name = os.path.basename(path)
+    states = {one.name: (one.state, one.detail) for one in _core.list_checkpoints(path)}
+    state, detail = states.get(name, ("missing", "it is not there any more"))
+    return None if state in ("whole", "displaced") else detail
 
 
 def _quarantined(run: str) -> list[str]:

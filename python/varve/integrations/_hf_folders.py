@@ -12,7 +12,7 @@ import varve
 from varve._catalogue import damages_left, unread
 from varve._core import manage
 from varve._engine import local_path_text
-from varve.errors import Error, UnsupportedError
+from varve.errors import Error, PermissionDeniedError, UnavailableError, UnsupportedError
 from varve.integrations._removal import remove_unless_held
 
 _log = logging.getLogger("varve")
@@ -60,12 +60,12 @@ def newest_good(
     listed = _listed(folder) if candidates else {}
     for _, path in candidates:
         entry = listed.get(os.path.basename(path))
+        if entry is not None and (error := unread(entry.state, f"resume: {entry.detail}", path)):
+            raise error
         if not is_varves(path):
             reason = why_not_foreign(path)
         elif entry is None:
             reason = "it is not listed as a checkpoint"
-        elif (error := unread(entry.state, f"resume: {entry.detail}", path)) is not None:
-            raise error
         elif entry.state != "whole":
             reason = (
                 f"it is {entry.state}: {entry.detail}" if entry.detail else f"it is {entry.state}"
@@ -92,7 +92,7 @@ def _listed(folder: str) -> dict[str, varve.CheckpointEntry]:
 def _damage(path: str) -> str | None:
     try:
         damages = damages_left(path)
-    except UnsupportedError:
+    except (UnsupportedError, UnavailableError, PermissionDeniedError):
         raise
     except Error as error:
         return str(error)

@@ -9,7 +9,14 @@ import os
 import varve
 from varve._catalogue import damages_left, unread
 from varve._engine import is_remote, path_text
-from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error, UnsupportedError
+from varve.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    Error,
+    PermissionDeniedError,
+    UnavailableError,
+    UnsupportedError,
+)
 
 _log = logging.getLogger("varve")
 
@@ -60,12 +67,13 @@ def newest_good(folder: str) -> str:
     Raises:
         CorruptCheckpointError: There is none.
         UnsupportedError: A newer Varve wrote the newest.
+        UnavailableError, PermissionDeniedError: One cannot be read, which is no damage.
     """
     for path in checkpoints_in(folder):
         try:
             damages = damages_left(path)
             reason = str(damages[0]) if damages else None
-        except UnsupportedError:
+        except (UnsupportedError, UnavailableError, PermissionDeniedError):
             raise
         except Error as error:
             reason = str(error)

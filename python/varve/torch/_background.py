@@ -200,7 +200,7 @@ class Save(Generic[AnyHandle]):
                     meeting.connect(lambda: background_in(coordinator, timeout))
                 if not handle._saved:
                     handle._engine = engine
-                if handle.done():
+                if handle._ended:
                     handle._engine = None
         copied = handle.staging_completion
         if self.on_failure == "raise" and handle.done() and copied.done() and copied.exception():

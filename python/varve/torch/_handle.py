@@ -46,6 +46,7 @@ class Handle(Future[Report]):
         self.staging_completion.set_running_or_notify_cancel()
         self.path = ""
         self._process = os.getpid()
+        self._ended = False  # As done(), without a lock that Ctrl-C could leave taken.
         self._engine: Any = None
         self._keep: Any = None
         self._looked_at = False
@@ -59,13 +60,13 @@ class Handle(Future[Report]):
     def result(self, timeout: float | None = None) -> Report:
         """Waits for the end of the save, `timeout` seconds at most. Raises the save's error."""
         self._looked_at = True
-        self._check_owner()
+        self._check_owner(self)
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits likewise; returns the error that the save failed with, or None."""
         self._looked_at = True
-        self._check_owner()
+        self._check_owner(self)
         return super().exception(timeout)
 
     def __del__(self) -> None:
@@ -74,7 +75,7 @@ class Handle(Future[Report]):
 
     def wait_staged(self, timeout: float | None = None) -> None:
         """Waits until the tensors may change. Raises the error of the copy."""
-        self._check_owner()
+        self._check_owner(self.staging_completion)
         self.staging_completion.result(timeout)
 
     def wait_staged_before(self, optimizer: Any) -> None:
@@ -100,9 +101,9 @@ class Handle(Future[Report]):
             self._engine.cancel()
         return True
 
-    def _check_owner(self) -> None:
-        """Raises PreconditionError in a forked child: nothing there would ever end the wait."""
-        if self._process != os.getpid():
+    def _check_owner(self, awaited: Future[Any]) -> None:
+        """Raises PreconditionError in a forked child, where nothing would ever end the wait."""
+        if self._process != os.getpid() and not awaited.done():
             raise PreconditionError(
                 f"save {self.path}: it is a save of the parent of this process, which was forked since",
                 path=self.path,
@@ -120,6 +121,7 @@ class Handle(Future[Report]):
             self.staging_completion.set_exception(error)
 
     def _end(self, report: Report | None, error: BaseException | None) -> None:
+        self._ended = True
         if error is None:
             assert report is not None
             self.set_result(report)

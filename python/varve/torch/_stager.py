@@ -132,8 +132,6 @@ class Stager:
             options, self._background, program
         )
         _open.add(self)
-        atexit.unregister(_at_exit)  # Before what was registered earlier, which may need its saves.
-        atexit.register(_at_exit)
 
     @property
     def memory_budget(self) -> int:
