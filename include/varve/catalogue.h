@@ -52,8 +52,9 @@ struct CheckpointEntry {
 
 /// Returns the checkpoints and stale files in `directory`, by step, then by NaturalLess of the
 /// name; those of other software too, where they are directories. When `directory` itself is a
-/// checkpoint the list has that one entry, and the steps in it, as IsStepName says, that are
-/// checkpoints too; not so where it is whole and a step by its own name. Reads indexes, sizes and the notes of steps, not data.
+/// checkpoint the list has that entry and the steps in it (IsStepName) that are checkpoints too, as
+/// in a run with a stray file. Where it is whole and a step by its own name, the list has that
+/// entry alone. Reads indexes, sizes and the notes of steps, not data.
 Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& directory,
                                                      Storage& storage = AnyStorage(),
                                                      const std::stop_token& stop = {});
@@ -93,8 +94,8 @@ struct RepairReport {
   std::vector<std::string> others{};
 };
 
-/// The choice whether a checkpoint is repaired whose varve.json is lost or damaged. That alone names
-/// the side files, so the checkpoint has none afterwards but the note of its step, if that can be
+/// The choice whether a checkpoint is repaired whose varve.json is lost or damaged. That alone
+/// names the side files, so the checkpoint has none afterwards but the note of its step, if that can be
 /// read; the files stay where they are.
 enum class LostRecord : std::uint8_t { kRepair, kRefuse };
 

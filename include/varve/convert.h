@@ -39,10 +39,11 @@ struct ConvertOptions {
   /// applied, to what include and exclude have left. Each has to fit a name of the checkpoint. A
   /// converted state with renamed entries is flat.
   std::vector<std::pair<std::string, std::string>> rename;
-  /// kHf without `include`: false writes the model only. That is the entry "model", "module",
-  /// "model_state_dict" or "state_dict" of the top level, or of the one entry of it that has one,
-  /// beside an optimizer; if it is a container of tensors, and without `rename` under the names that
-  /// are in it ("model.a.w" becomes "a.w"). Else all but the entries whose name begins with "optim".
+  /// kHf without `include`: false writes the model only. That is the first of the entries "model",
+  /// "module", "model_state_dict" and "state_dict" that is a container of tensors: of the top
+  /// level, else of the one entry of it that has a model and an optimizer. Without `rename` it is
+  /// written under the names that are in it ("model.a.w" becomes "a.w"). Where there is none, all
+  /// but the entries whose name begins with "optim" are written.
   bool everything = false;
   /// Only what lies under this key, or these keys joined with dots, under the names that are in it:
   /// "model.a.w" becomes "a.w", unless `rename` is given. Empty for all.

@@ -32,8 +32,8 @@ nb::object ErrorOrNone(const Status& status) {
   return status.ok() ? nb::none() : ToException(status);
 }
 
-/// Calls a Python function for the last time, on any thread, and forgets it: it holds what has begun
-/// the save, which holds this, a circle that Python cannot see.
+/// Calls a Python function for the last time, on any thread, and forgets it. The function holds the
+/// save, which holds the function: a circle that Python cannot see.
 template <class... Arguments>
 void CallOnce(nb::object* function, const char* what, Arguments&&... arguments) {
   const nb::object last = std::move(*function);

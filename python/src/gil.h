@@ -9,8 +9,8 @@
 //
 // A thread of C++ that asks for the GIL needs a state of Python's, which CPython puts into its list
 // of threads under a lock of that list and not under the GIL. A fork meanwhile gives the child that
-// lock, locked, and the child waits for it for ever (3.11). So no fork of Python's begins while such
-// a state is made: os.fork takes StateMutex first, and later versions then take the list's lock.
+// lock, locked, and the child waits for it for ever (3.11). So no fork of Python's begins while
+// such a state is made: os.fork takes StateMutex first. From 3.13 on it then takes the list's lock.
 // The state is destroyed under the GIL, which the fork needs too.
 #pragma once
 

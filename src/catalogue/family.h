@@ -1,6 +1,7 @@
 /// What a reader does differently on file systems, on object stores and on web servers. Object
-/// stores rename and lock nothing, and their server may not answer. Web servers also have no lists. Code that reads checkpoints asks these functions what to do, and never
-/// which kind of storage it has. How checkpoints come there and go: publish/publisher.h.
+/// stores rename and lock nothing, and their server may not answer. Web servers also have no lists.
+/// Code that reads checkpoints asks these functions what to do, and never which kind of storage it
+/// has. How checkpoints come there and go: publish/publisher.h.
 #pragma once
 
 #include <cstdint>

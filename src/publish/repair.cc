@@ -63,8 +63,8 @@ Result<ScanResult> Scan(Storage& storage, const std::string& directory,
   return scan;
 }
 
-/// Returns the note of a step in a checkpoint whose record is lost; nothing where there is none. The
-/// step would lose its place in the run, and be taken for newer than it is.
+/// Returns the note of a step in a checkpoint whose record is lost; nothing where there is none.
+/// Without it the step would lose its place in the run, and be taken for newer than it is.
 std::vector<StoredFile> NoteIn(Storage& storage, const std::string& directory) {
   constexpr std::uint64_t kMaxNoteBytes = std::uint64_t{1} << 20;
   const std::string name(kStepNoteName);
