@@ -58,7 +58,8 @@ struct PartFile {
 bool IsEmptyList(const Value& item) { return item.kind == ValueKind::kList && item.items.empty(); }
 
 /// Returns the name of the first of the keys that the training state has; of a list of one, its
-/// item. hfai stores a list of models, most often of one, and an empty one where there is no optimizer.
+/// item. hfai stores a list of models, most often of one, and an empty one where there is no
+/// optimizer.
 std::optional<std::string> PartAt(const TrainingState& training,
                                   std::initializer_list<const char*> keys) {
   for (const char* const key : keys) {
