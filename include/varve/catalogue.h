@@ -95,8 +95,8 @@ struct RepairReport {
 };
 
 /// The choice whether a checkpoint is repaired whose varve.json is lost or damaged. That alone
-/// names the side files, so the checkpoint has none afterwards but the note of its step, if that can
-/// be read. The files stay where they are.
+/// names the side files, so the checkpoint has none afterwards but the note of its step, if that
+/// can be read. The files stay where they are.
 enum class LostRecord : std::uint8_t { kRepair, kRefuse };
 
 /// Rebuilds manifest.bin and varve.json from the data files' headers. Also seals a complete set of

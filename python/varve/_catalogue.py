@@ -13,6 +13,7 @@ from varve._engine import path_text
 from varve._files import StoredFiles
 from varve._manage._policy import Keep
 from varve.errors import (
+    CheckpointNotFoundError,
     CorruptCheckpointError,
     Error,
     InvalidArgumentError,
@@ -57,10 +58,13 @@ def damages_left(path: _Path) -> list[_core.Damage]:
 def mended(path: _Path, problem: str) -> bool:
     """Rebuilds a damaged manifest from the headers of the data files; returns False where it cannot.
 
-    It leaves a checkpoint alone whose varve.json is damaged too: that alone names the side files.
+    It leaves a checkpoint alone whose varve.json is lost or damaged too: that alone names the side files.
+    Other software's checkpoints have none.
     """
     try:
         repaired = _core.repair(path_text(path), without_record=False)
+    except CheckpointNotFoundError:
+        return False
     except Error as error:
         _LOG.warning("%s: its manifest is damaged and could not be repaired: %s", path, error)
         return False
