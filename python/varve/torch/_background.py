@@ -241,7 +241,7 @@ class Save(Generic[AnyHandle]):
 
 
 def _was_lost(handle: Handle[Any]) -> bool:
-    error = handle._exception if handle.done() else None
+    error = handle._exception if handle._ended else None
     return isinstance(error, Error) and error.reason == STAGER_LOST
 
 

@@ -121,12 +121,12 @@ class Handle(Future[Report]):
             self.staging_completion.set_exception(error)
 
     def _end(self, report: Report | None, error: BaseException | None) -> None:
-        self._ended = True
         if error is None:
             assert report is not None
             self.set_result(report)
         else:
             self.set_exception(error)
+        self._ended = True  # Before the next line: the call that began the save sets it, then looks.
         self._engine = None  # It holds the caller of this: a circle that Python cannot see.
 
 
