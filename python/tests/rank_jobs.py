@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -204,6 +205,18 @@ def die_in_save(rank: int, size: int, path: str, victim: int) -> None:
 
     state = {"w": torch.ones(1 << 20), "mine": varve.torch.PerRank(torch.ones(1 << 20))}
     varve.torch.save(state, path, timeout=10, progress=progress)
+
+
+def die_in_save_and_wait(rank: int, size: int, path: str, victim: int) -> None:
+    """As die_in_save. No rank ends before all have failed: what rank 0 has not read yet would end its connection."""
+    try:
+        die_in_save(rank, size, path, victim)
+    finally:
+        own = Path(f"{path}.failed-{rank}")
+        own.touch()
+        until = time.monotonic() + 60
+        while len(list(own.parent.glob("*.failed-*"))) < size - 1 and time.monotonic() < until:
+            time.sleep(0.05)
 
 
 def late_for_save(rank: int, size: int, path: str, victim: int, warm: bool) -> None:

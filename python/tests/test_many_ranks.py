@@ -19,7 +19,7 @@ def test_64_ranks_save_in_both_ways_and_other_worlds_load_it(tmp_path: Path) -> 
 def test_63_ranks_learn_which_one_was_killed_in_a_save(tmp_path: Path) -> None:
     victim = 33
     errors = errors_of_ranks(
-        RANKS, rank_jobs.die_in_save, str(tmp_path / "c"), victim, dead=(victim,)
+        RANKS, rank_jobs.die_in_save_and_wait, str(tmp_path / "c"), victim, dead=(victim,)
     )
     assert len(errors) == RANKS - 1
     assert all(f"rank {victim}: is lost" in error for error in errors.values()), set(

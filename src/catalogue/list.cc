@@ -55,7 +55,7 @@ Status CheckSideFile(Storage& storage, const std::string& directory, const Store
 Status CheckFiles(Storage& storage, const OpenedIndex& opened) {
   for (const StoredFile& file : opened.metadata.side_files) {
     VARVE_RETURN_IF_ERROR(
-        CheckSideFile(storage, opened.directory, file, opened.metadata.format == Format::kVarve));
+        CheckSideFile(storage, opened.side_home(), file, opened.metadata.format == Format::kVarve));
   }
   if (opened.metadata.format != Format::kVarve) {
     return Status::Ok();  // Opening has asked storage for them already.
