@@ -46,7 +46,7 @@ bool IsPartOfIndex(std::string_view name) {
   const auto is_part_of = [&](std::string_view file) {
     return name == BaseName(PartPath("", file));
   };
-  return is_part_of(kManifestName) || is_part_of(kCommitRecordName) || is_part_of(kPinName);
+  return is_part_of(kManifestName) || is_part_of(kCommitRecordName);
 }
 
 class Collector {
