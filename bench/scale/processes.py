@@ -44,7 +44,7 @@ def _row(rank: int, size: int, value: float) -> torch.Tensor:
 
 
 class Ranks:
-    """What the ranks of one run share: a barrier and the times of the call under way."""
+    """The ranks of one run share it: it has their barrier and the times of their last call."""
 
     def __init__(self, size: int, tensors: int, directory: str) -> None:
         self.size, self.tensors, self.directory = size, tensors, directory

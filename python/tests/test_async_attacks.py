@@ -1,4 +1,4 @@
-"""What an attacker did to saves in the background, one test each."""
+"""Attacks on saves in the background: signals, forks, exits and states that cannot be taken."""
 
 from __future__ import annotations
 
