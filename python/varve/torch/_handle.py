@@ -126,7 +126,8 @@ class Handle(Future[Report]):
             self.set_result(report)
         else:
             self.set_exception(error)
-        self._ended = True  # Before the next line: the call that began the save sets it, then looks.
+        # Before the next line: the call that began the save sets `_engine`, then looks here.
+        self._ended = True
         self._engine = None  # It holds the caller of this: a circle that Python cannot see.
 
 
