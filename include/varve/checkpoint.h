@@ -158,9 +158,10 @@ class CheckpointReader {
   [[nodiscard]] std::uint32_t format_version() const;
   /// Returns what the index says. The chunks of native checkpoints have no hashes in it.
   [[nodiscard]] const Metadata& metadata() const;
-  /// Returns the same with the hashes, which it reads. Errors: DataLoss;
-  /// FailedPrecondition when another save has replaced it; OutOfSpace; Unavailable.
-  [[nodiscard]] Result<Metadata> MetadataWithHashes() const;
+  /// Returns a tensor of metadata() with the hashes of its chunks, which it reads from the headers of
+  /// their files. Tensors of other formats have none. Errors: DataLoss; FailedPrecondition when
+  /// another save has replaced it; OutOfSpace; Unavailable.
+  [[nodiscard]] Result<TensorMetadata> WithHashes(const TensorMetadata& tensor);
   /// Returns the checkpoint's directory; differs from the given path for a displaced checkpoint.
   [[nodiscard]] const std::string& directory() const;
   /// Returns the directory that the names of data files begin in. In an object store, and in a copy

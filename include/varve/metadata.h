@@ -25,7 +25,7 @@ std::string_view Version();
 
 /// The newest version of the native format: of the manifests that this library writes. Readers
 /// accept every version up to this one and refuse newer ones with a message; see docs/format.md.
-inline constexpr std::uint32_t kFormatVersion = 4;
+inline constexpr std::uint32_t kFormatVersion = 5;
 
 /// Identifies one save. All files of a checkpoint carry the same one.
 struct SaveId {
@@ -75,7 +75,7 @@ struct Extent {
 struct Chunk {
   Box box;
   Extent extent;
-  Hash128 content;    ///< XXH3-128 of the chunk's bytes; zero where none was read.
+  Hash128 content;    ///< XXH3-128 of the chunk's bytes; zero where the index does not have it.
   Strides strides;    ///< In elements from the extent's begin; empty means row-major and packed.
   bool conj = false;  ///< The stored bytes are the complex conjugate of the values.
   bool neg = false;   ///< The stored bytes are the negative of the values.
@@ -117,6 +117,9 @@ class ChunkList {
 
   /// Returns the list as a vector, for a change. Each chunk takes its full memory from then on.
   std::vector<Chunk>& Listed();
+
+  /// Sets Chunk::content of all chunks to zero.
+  void ForgetHashes();
 
   /// Returns null where the list keeps chunks.
   [[nodiscard]] const ChunkGrid* grid() const { return grid_.get(); }

@@ -81,7 +81,7 @@ void Fields(Archive& archive, FieldsOf<Archive, AgentReport>& report) {
   }
 }
 
-std::string AgentVersion() { return std::string(Version()) + "+agent.11"; }
+std::string AgentVersion() { return std::string(Version()) + "+agent.12"; }
 
 Bytes EncodeRefusal(const Status& status) {
   Bytes bytes;

@@ -41,9 +41,8 @@ std::uint32_t CommittedChecksum(const CommitRecord& record, std::string_view fra
   return Crc32c(AsByteSpan(frame.substr(0, frame.size() - std::min(own, frame.size()))));
 }
 
-/// Reads the manifest's frame, without the hashes behind it.
-Result<ManifestFrame> ReadManifest(Storage& storage, const std::string& directory,
-                                   const CommitRecord& record) {
+Result<Metadata> ReadManifest(Storage& storage, const std::string& directory,
+                              const CommitRecord& record) {
   const std::string path = ManifestPath(directory);
   VARVE_ASSIGN_OR_RETURN(const auto file, OpenManifest(storage, path));
   const auto other = [&](const std::string& found, const std::string& want) {
@@ -60,11 +59,11 @@ Result<ManifestFrame> ReadManifest(Storage& storage, const std::string& director
       checksum != record.manifest_crc32c) {
     return other("checksum " + HexU32(checksum), HexU32(record.manifest_crc32c));
   }
-  auto decoded = DecodeFrame(bytes, record.manifest_bytes);
+  auto decoded = DecodeManifest(bytes);
   if (!decoded.ok()) {
     return decoded.status().Annotate(path);
   }
-  if (decoded->metadata.save_id != record.save_id) {
+  if (decoded->save_id != record.save_id) {
     return DataLoss(path + " belongs to another save than varve.json" + std::string(kRepairHint));
   }
   return decoded;
@@ -81,45 +80,11 @@ Result<OpenedIndex> OpenRecord(Storage& storage, const std::string& path, Commit
   if (!record.directory.empty()) {
     opened.directory = JoinPath(opened.directory, record.directory);
   }
-  VARVE_ASSIGN_OR_RETURN(ManifestFrame frame,
+  VARVE_ASSIGN_OR_RETURN(opened.metadata,
                          Guarded([&] { return ReadManifest(storage, opened.directory, record); }));
-  opened.metadata = std::move(frame.metadata);
-  opened.hash_bytes = frame.hash_bytes;
-  opened.hashes_crc32c = frame.hashes_crc32c;
   opened.metadata.side_files = record.side_files;
   opened.record = std::move(record);
   return opened;
-}
-
-namespace {
-
-Status ReadSomeHashes(Storage& storage, OpenedIndex* opened) {
-  const std::string path = ManifestPath(opened->directory);
-  VARVE_ASSIGN_OR_RETURN(const auto file, OpenManifest(storage, path));
-  std::string hashes(opened->hash_bytes, '\0');
-  VARVE_RETURN_IF_ERROR(
-      file->ReadAt(opened->record->frame_bytes, std::as_writable_bytes(std::span(hashes))));
-  if (const Status added = AddHashes(hashes, opened->hashes_crc32c, &opened->metadata);
-      !added.ok()) {
-    file->Forget(0, file->size());
-    return DataLoss(path + ": " + added.message() + std::string(kRepairHint));
-  }
-  opened->hash_bytes = 0;
-  return Status::Ok();
-}
-
-}  // namespace
-
-Status ReadHashes(Storage& storage, OpenedIndex* opened) {
-  if (opened->hash_bytes == 0) {
-    return Status::Ok();
-  }
-  Status read = Guarded([&] { return ReadSomeHashes(storage, opened); });
-  return read.code() == StatusCode::kDataLoss && WasReplaced(storage, *opened)
-             ? FailedPrecondition(opened->home() +
-                                  " was overwritten by another save, or removed, while it was "
-                                  "being read; open it again")
-             : read;
 }
 
 namespace {

@@ -32,10 +32,6 @@ bool WasReplaced(Storage& storage, const OpenedIndex& index);
 /// named itself. Errors: DataLoss where the manifest is not the one that the record commits to.
 Result<OpenedIndex> OpenRecord(Storage& storage, const std::string& path, CommitRecord record);
 
-/// Reads the hashes of chunks, which an index is opened without. Errors: DataLoss where they are
-/// damaged; FailedPrecondition where another save has replaced them; OutOfSpace; Unavailable.
-Status ReadHashes(Storage& storage, OpenedIndex* opened);
-
 inline constexpr std::string_view kRepairHint = "; `varve repair` rebuilds it from the data files";
 
 }  // namespace varve

@@ -75,40 +75,6 @@ TEST(OpenIndex, RefusesAManifestOfAnotherSizeThoughItsFrameIsWhole) {
   }
 }
 
-TEST(OpenIndex, ReadsNoHashesAndVerifyNoticesWhereTheyAreDamaged) {
-  MemoryStorage storage;
-  ASSERT_TRUE(IsOk(SaveOne(storage, kPath)));
-  ASSERT_TRUE(IsOk(Damage(storage, InPath(kManifestName))));  // Its last byte.
-  auto opened = Open(storage);
-  ASSERT_TRUE(IsOk(opened)) << "no load needs a hash";
-  EXPECT_EQ(opened->metadata.tensors[0].chunks.front().content, Hash128());
-  EXPECT_TRUE(FailsWith(ReadHashes(storage, &*opened), kDataLoss, {"manifest.bin", "hashes"}));
-  const auto damaged = Verify(std::string(kPath), storage);
-  ASSERT_TRUE(IsOk(damaged));
-  ASSERT_EQ(damaged->damages.size(), 1U);
-  EXPECT_EQ(damaged->damages[0].file, kManifestName);
-  EXPECT_GT(damaged->bytes_checked, 0U) << "the data files are checked all the same";
-  const auto repaired = Repair(std::string(kPath), storage);
-  ASSERT_TRUE(IsOk(repaired));
-  EXPECT_TRUE(repaired->changed);
-  EXPECT_TRUE(Verify(std::string(kPath), storage)->clean());
-}
-
-TEST(OpenIndex, HashesOfASaveThatWasReplacedAreNoDamage) {
-  for (const bool removed : {false, true}) {
-    MemoryStorage storage;
-    ASSERT_TRUE(IsOk(SaveOne(storage, kPath)));
-    auto opened = Open(storage);
-    ASSERT_TRUE(IsOk(opened));
-    ASSERT_TRUE(IsOk(storage.Remove(std::string(kPath))));
-    if (!removed) {
-      ASSERT_TRUE(IsOk(SaveOne(storage, kPath, 9)));
-    }
-    EXPECT_TRUE(FailsWith(ReadHashes(storage, &*opened), StatusCode::kFailedPrecondition,
-                          {"overwritten by another save", "open it again"}));
-  }
-}
-
 TEST(OpenIndex, RefusesManifestOfAnotherSaveThatTheRecordFits) {
   MemoryStorage storage;
   ASSERT_TRUE(IsOk(SaveOne(storage, kPath)));

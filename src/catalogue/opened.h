@@ -1,7 +1,6 @@
 /// The index of a checkpoint, of any format, once it has been found and read.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,9 +17,6 @@ struct OpenedIndex {
   std::string directory;  ///< Where the files are.
   Metadata metadata;
   std::optional<CommitRecord> record;  ///< Nothing for a set of rank-local files, and for others'.
-  // Of the chunks' hashes, which the manifest has behind its frame, while they are not read.
-  std::uint64_t hash_bytes = 0;
-  std::uint32_t hashes_crc32c = 0;
   bool displaced = false;
   bool headers_checked = false;  ///< The index was made of the data files' headers.
   // Set for indexes of other software that hold these themselves; see interop/decoded.h.

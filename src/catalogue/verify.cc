@@ -32,15 +32,7 @@ class Verifier {
 
   Result<VerifyReport> Run() {
     std::vector<CheckedHeader> headers;
-    const Status hashes = ReadHashes(storage_, &opened_);
-    if (hashes.code() == StatusCode::kFailedPrecondition) {
-      return hashes;  // Another save has the name: nothing is damaged.
-    }
-    if (!hashes.ok()) {
-      Add(std::string(kManifestName), opened_.record->frame_bytes, opened_.record->manifest_bytes,
-          {}, hashes.message());
-    }
-    bool all_readable = hashes.ok();
+    bool all_readable = true;
     for (std::uint32_t i = 0; i < opened_.metadata.files.size(); ++i) {
       VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       all_readable = CheckFile(i, &headers) && all_readable;
@@ -58,7 +50,8 @@ class Verifier {
       }
       if (!merged.ok()) {
         Add("", 0, 0, {}, merged.status().message());
-      } else if (merged->side_files = opened_.metadata.side_files; !(*merged == opened_.metadata)) {
+      } else if (merged->side_files = index.side_files;
+                 WithoutHashes(*std::move(merged)) != WithoutHashes(index)) {
         Add(std::string(kManifestName), 0, 0, {},
             "the index is not what the data files say of themselves; `varve repair` rebuilds it");
       }

@@ -28,7 +28,10 @@ bool IsNextOf(const ChunkGrid& grid, const Chunk& chunk) {
 
 void Append(const Chunk& chunk, ChunkGrid* grid) {
   AddPlace(chunk.extent.file, chunk.extent.begin, 0, &grid->runs);
-  grid->contents.push_back(chunk.content);
+  if (chunk.content != Hash128() || !grid->contents.empty()) {
+    grid->contents.resize(grid->size());
+    grid->contents.back() = chunk.content;
+  }
 }
 
 /// Returns a grid of the chunks; null when one is not the next cell.
@@ -222,6 +225,17 @@ std::vector<Chunk>& ChunkList::Listed() {
     grid_.reset();
   }
   return listed_;
+}
+
+void ChunkList::ForgetHashes() {
+  if (grid_ && !grid_->contents.empty()) {
+    auto grid =
+        std::make_shared<ChunkGrid>(ChunkGrid{grid_->cells, grid_->item_bytes, grid_->runs, {}});
+    grid_ = std::move(grid);
+  }
+  for (Chunk& chunk : listed_) {
+    chunk.content = {};
+  }
 }
 
 bool operator==(const ChunkList& a, const ChunkList& b) {

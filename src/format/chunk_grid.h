@@ -62,7 +62,7 @@ struct ChunkGrid {
   Cells cells;
   std::uint64_t item_bytes = 1;
   std::vector<ChunkRun> runs;
-  std::vector<Hash128> contents;  ///< By chunk; empty where they were not read.
+  std::vector<Hash128> contents;  ///< By chunk; empty where none is known.
 
   [[nodiscard]] std::size_t size() const { return runs.empty() ? 0 : runs.back().end; }
   [[nodiscard]] Chunk At(std::size_t number) const;

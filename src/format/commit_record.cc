@@ -19,7 +19,8 @@ namespace {
 // The record's own checksum comes last and counts as zeros while it is computed.
 constexpr std::string_view kChecksumField = "\"crc32c\": \"";
 constexpr std::string_view kZeroChecksum = "00000000";
-constexpr std::uint32_t kFrameBytesVersion = 4;  // Of the format: manifests with hashes apart.
+constexpr std::uint32_t kHashesVersion =
+    4;  // Of the format: manifests with hashes behind the frame.
 constexpr std::size_t kMaxRecordBytes = std::size_t{64} << 10;
 
 Status MalformedRecord(std::string_view what) {
@@ -90,8 +91,8 @@ CommitRecord MakeCommitRecord(const Metadata& metadata, const EncodedManifest& m
           metadata.objects.size(),
           metadata.TotalBytes(),
           manifest.bytes.size(),
-          manifest.frame_bytes,
-          manifest.frame_crc32c,
+          manifest.bytes.size(),
+          manifest.crc32c,
           "varve " + std::string(Version()),
           metadata.side_files,
           {}};
@@ -106,7 +107,7 @@ Bytes EncodeCommitRecord(const CommitRecord& record) {
   out += ",\n  \"objects\": " + std::to_string(record.object_count);
   out += ",\n  \"total_bytes\": " + std::to_string(record.total_bytes);
   out += ",\n  \"manifest_bytes\": " + std::to_string(record.manifest_bytes);
-  if (record.format_version >= kFrameBytesVersion) {
+  if (record.format_version == kHashesVersion) {
     out += ",\n  \"frame_bytes\": " + std::to_string(record.frame_bytes);
   }
   out += ",\n  \"manifest_crc32c\": \"" + HexU32(record.manifest_crc32c) + "\"";
@@ -167,8 +168,8 @@ Result<CommitRecord> DecodeCommitRecord(std::string_view bytes) {
     return MalformedRecord("a member is missing or of the wrong type");
   }
   record.frame_bytes = record.manifest_bytes;
-  if (version >= kFrameBytesVersion && (object["frame_bytes"].get(record.frame_bytes) ||
-                                        record.frame_bytes > record.manifest_bytes)) {
+  if (version == kHashesVersion && (object["frame_bytes"].get(record.frame_bytes) ||
+                                    record.frame_bytes > record.manifest_bytes)) {
     return MalformedRecord("frame_bytes");
   }
   if (world_size > std::numeric_limits<std::uint32_t>::max()) {

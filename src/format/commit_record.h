@@ -27,7 +27,7 @@ struct CommitRecord {
   std::uint64_t object_count = 0;
   std::uint64_t total_bytes = 0;  ///< Of all data files.
   std::uint64_t manifest_bytes = 0;
-  std::uint64_t frame_bytes = 0;       ///< Of the manifest up to its hashes; of all in version 1.
+  std::uint64_t frame_bytes = 0;       ///< Of the manifest's frame: of all but in version 4.
   std::uint32_t manifest_crc32c = 0;   ///< What its frame ends with; of the whole in version 1.
   std::string writer;                  ///< "varve 0.1.0".
   std::vector<StoredFile> side_files;  ///< By name.

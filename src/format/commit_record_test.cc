@@ -15,7 +15,7 @@ using test::IsOk;
 
 CommitRecord Sample() {
   return MakeCommitRecord(test::SampleMetadata(),
-                          {.bytes = "the frame, hashes", .frame_bytes = 9, .frame_crc32c = 0x1234});
+                          {.bytes = "the whole manifest", .crc32c = 0x1234});
 }
 
 TEST(CommitRecord, RoundTrips) {
@@ -35,8 +35,8 @@ TEST(CommitRecord, TellsTheTotalsOfTheMetadata) {
   EXPECT_EQ(record.tensor_count, 3U);
   EXPECT_EQ(record.object_count, 3U);
   EXPECT_EQ(record.total_bytes, metadata.files[0].size + metadata.files[1].size);
-  EXPECT_EQ(record.manifest_bytes, 17U);
-  EXPECT_EQ(record.frame_bytes, 9U);
+  EXPECT_EQ(record.manifest_bytes, 18U);
+  EXPECT_EQ(record.frame_bytes, 18U);
   EXPECT_EQ(record.manifest_crc32c, 0x1234U);
 }
 

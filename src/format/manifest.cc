@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -86,31 +85,8 @@ void Layouts::Add(const TensorMetadata& tensor) {
                        static_cast<std::uint8_t>(tensor.dtype), cells.has_value());
 }
 
-/// Calls `visit` with the hashes of all chunks, in the order of a manifest, some at a time. Errors:
-/// Internal for metadata without hashes, as an index that was opened has: they would be lost.
-template <class Visit>
-Status ForHashes(const Metadata& metadata, const Visit& visit) {
-  const auto lacking = [] { return Internal("a manifest is written whose hashes were not read"); };
-  for (const TensorMetadata& tensor : metadata.tensors) {
-    if (const ChunkGrid* const grid = tensor.chunks.grid()) {
-      if (grid->contents.size() != grid->size()) {
-        return lacking();
-      }
-      visit(AsText(std::as_bytes(std::span(grid->contents))));
-      continue;
-    }
-    for (const Chunk& chunk : tensor.chunks) {
-      if (chunk.content == Hash128()) {
-        return lacking();
-      }
-      visit(AsText(std::as_bytes(std::span(chunk.content.bytes))));
-    }
-  }
-  return Status::Ok();
-}
-
 /// Returns the bytes of the frame before they are compressed.
-flatbuffers::DetachedBuffer BuildPlain(const Metadata& metadata, std::uint32_t hashes_crc32c) {
+flatbuffers::DetachedBuffer BuildPlain(const Metadata& metadata) {
   flatbuffers::FlatBufferBuilder builder;
   std::vector<flatbuffers::Offset<fb::File>> files;
   files.reserve(metadata.files.size());
@@ -155,11 +131,23 @@ flatbuffers::DetachedBuffer BuildPlain(const Metadata& metadata, std::uint32_t h
       builder.CreateVectorOfStructs(std::vector<fb::ChunkRecord>()),
       builder.CreateVector(made.dims), builder.CreateVectorOfStructs(objects),
       builder.CreateVectorOfStructs(structures), builder.CreateVectorOfStructs(made.layouts),
-      builder.CreateVectorOfStructs(runs), hashes_crc32c));
+      builder.CreateVectorOfStructs(runs)));
   return builder.Release();
 }
 
 }  // namespace
+
+Metadata WithoutHashes(Metadata metadata) {
+  for (TensorMetadata& tensor : metadata.tensors) {
+    tensor.chunks.ForgetHashes();
+  }
+  for (TensorVariant& variant : metadata.tensor_variants) {
+    for (Chunk& chunk : variant.chunks) {
+      chunk.content = {};
+    }
+  }
+  return metadata;
+}
 
 Status CheckManifestSize(const ManifestCounts& counts) {
   const std::uint64_t estimate = EstimateBytes(counts);
@@ -178,13 +166,7 @@ Result<EncodedManifest> EncodeManifest(const Metadata& metadata) {
     return EncodeManifest(WithVariantsAsEntries(metadata));
   }
   VARVE_RETURN_IF_ERROR(CheckManifestSize(CountsOf(metadata)));
-  std::uint64_t hash_bytes = 0;
-  std::uint32_t hashes_crc32c = 0;
-  VARVE_RETURN_IF_ERROR(ForHashes(metadata, [&](std::string_view hashes) {
-    hash_bytes += hashes.size();
-    hashes_crc32c = Crc32cExtend(hashes_crc32c, AsByteSpan(hashes));
-  }));
-  const flatbuffers::DetachedBuffer plain = BuildPlain(metadata, hashes_crc32c);
+  const flatbuffers::DetachedBuffer plain = BuildPlain(metadata);
   const std::size_t bound = ZSTD_compressBound(plain.size());
   const auto compressed = std::make_unique_for_overwrite<char[]>(bound);  // Mostly never touched.
   const std::size_t size =
@@ -193,17 +175,15 @@ Result<EncodedManifest> EncodeManifest(const Metadata& metadata) {
     return Internal(std::string("compress manifest: ") + ZSTD_getErrorName(size));
   }
   EncodedManifest made;
-  made.frame_bytes = kManifestHeadBytes + size + kManifestCrcBytes;
-  made.bytes.reserve(made.frame_bytes + hash_bytes);
+  made.bytes.reserve(kManifestHeadBytes + size + kManifestCrcBytes);
   ByteWriter writer(&made.bytes);
   writer.Raw(kManifestMagic);
   writer.U32(kFormatVersion);
   writer.U64(size);
   writer.U64(plain.size());
   writer.Raw({compressed.get(), size});
-  made.frame_crc32c = Crc32c(AsByteSpan(made.bytes));
-  writer.U32(made.frame_crc32c);
-  VARVE_RETURN_IF_ERROR(ForHashes(metadata, [&](std::string_view hashes) { writer.Raw(hashes); }));
+  made.crc32c = Crc32c(AsByteSpan(made.bytes));
+  writer.U32(made.crc32c);
   return made;
 }
 

@@ -1,5 +1,5 @@
-/// The manifest file: Metadata as FlatBuffers, framed with zstd and a CRC, and the chunks' hashes
-/// behind it (docs/format.md, section 6). Pure.
+/// The manifest file: Metadata as FlatBuffers, framed with zstd and a CRC (docs/format.md, section
+/// 6). It has no hashes of chunks: loads do without, and the data files' headers have them. Pure.
 #pragma once
 
 #include <string_view>
@@ -63,34 +63,21 @@ struct ManifestCounts {
 /// to be written.
 Status CheckManifestSize(const ManifestCounts& counts);
 
-/// A manifest file: its frame, then the hashes of the chunks, which most readers leave out.
+/// Returns what a manifest keeps of merged headers: all but the hashes of chunks.
+Metadata WithoutHashes(Metadata metadata);
+
 struct EncodedManifest {
   Bytes bytes;
-  std::uint64_t frame_bytes = 0;
-  std::uint32_t frame_crc32c = 0;  ///< What the frame ends with. The frame has the hashes' own.
+  std::uint32_t crc32c = 0;  ///< What the bytes end with.
 };
 
 /// Encodes a manifest. The same metadata always gives the same bytes (with one zstd library
-/// version). Errors: CheckManifestSize's; Internal for chunks whose hashes were not read.
+/// version). Errors: CheckManifestSize's.
 Result<EncodedManifest> EncodeManifest(const Metadata& metadata);
 
-/// The content of a manifest's frame.
-struct ManifestFrame {
-  Metadata metadata;                ///< Chunks have no hashes, but in version 1.
-  std::uint64_t hash_bytes = 0;     ///< Of the hashes behind the frame; 0 in version 1.
-  std::uint32_t hashes_crc32c = 0;  ///< Of these bytes.
-};
-
-/// Decodes the frame of a manifest file of `manifest_bytes` bytes. Untrusted input. Errors:
-/// DataLoss when damaged, or when the hashes would not fill the rest of the file; Unimplemented for
-/// a newer format version.
-Result<ManifestFrame> DecodeFrame(std::string_view frame, std::uint64_t manifest_bytes);
-
-/// Gives each chunk its hash, from the bytes of a manifest file behind its frame. Untrusted input.
-/// Errors: DataLoss when the bytes do not have the checksum.
-Status AddHashes(std::string_view hashes, std::uint32_t crc32c, Metadata* metadata);
-
-/// Decodes a whole manifest file, with the hashes. Errors: DecodeFrame's, AddHashes'.
-Result<Metadata> DecodeManifest(std::string_view bytes);
+/// Decodes a manifest's frame: all of the file, but in version 4, where hashes of chunks follow,
+/// which nothing reads. Untrusted input. Errors: DataLoss when damaged; Unimplemented for a newer
+/// format version.
+Result<Metadata> DecodeManifest(std::string_view frame);
 
 }  // namespace varve

@@ -28,17 +28,10 @@
 namespace varve {
 namespace {
 
-// Manifests of this version have a record for each chunk, with its hash.
+// Manifests of this version have a record for each chunk.
 constexpr std::uint32_t kChunkRecordVersion = 1;
 // The ratio of zstd for zeros: blocks of 128 KiB in 4 bytes. A frame that claims more is refused.
 constexpr std::uint64_t kMaxZstdRatio = 32768;
-
-void StoreBigEndian(std::uint64_t value, std::uint8_t* bytes) {
-  for (int i = 7; i >= 0; --i) {
-    bytes[i] = static_cast<std::uint8_t>(value);
-    value >>= 8;
-  }
-}
 
 Status MalformedManifest(std::string_view what) {
   return DataLoss("malformed manifest: " + std::string(what));
@@ -58,7 +51,6 @@ class Decoder {
  public:
   Decoder(const fb::Manifest& manifest, std::uint32_t version) : in_(manifest), version_(version) {}
 
-  /// Decodes everything but the hashes of version 4.
   Result<Metadata> Decode() {
     if (!IsAligned(in_.tensors()) || !IsAligned(in_.chunks()) || !IsAligned(in_.dims()) ||
         !IsAligned(in_.objects()) || !IsAligned(in_.structures()) || !IsAligned(in_.name_ends()) ||
@@ -195,13 +187,11 @@ class Decoder {
     if (chunk.extent.end - chunk.extent.begin != Volume(chunk.box.sizes) * ItemSize(tensor.dtype)) {
       return MalformedManifest("chunk of tensor \"" + tensor.fqn + "\"");
     }
-    StoreBigEndian(record.content_high(), chunk.content.bytes.data());
-    StoreBigEndian(record.content_low(), chunk.content.bytes.data() + 8);
     chunks->Add(std::move(chunk));
     return Status::Ok();
   }
 
-  // ---- version 4 ----
+  // ---- from version 4 on ----
 
   Status Layouts() {
     if (in_.layouts() == nullptr || in_.runs() == nullptr) {
@@ -238,6 +228,9 @@ class Decoder {
       const auto& run = *all.Get(static_cast<std::uint32_t>(record.runs_begin() + i));
       if (run.end() <= before || run.end() > record.chunk_count()) {
         return DataLoss("runs that do not ascend");
+      }
+      if (run.step() == 0 && run.end() - before > 1) {  // A few bytes cannot claim many chunks.
+        return DataLoss("a run of several chunks in one file");
       }
       const std::int64_t last =
           run.file() + run.step() * static_cast<std::int64_t>(run.end() - before - 1);
@@ -380,93 +373,16 @@ Result<Plain> OpenFrame(std::string_view bytes) {
   return plain;
 }
 
-/// Gives each chunk of a list its hash.
-void SetHashes(std::string_view hashes, ChunkList* chunks) {
-  if (const ChunkGrid* const known = chunks->grid()) {
-    auto grid = std::make_shared<ChunkGrid>(*known);
-    grid->contents.resize(grid->size());
-    std::memcpy(grid->contents.data(), hashes.data(), hashes.size());
-    *chunks = ChunkList(std::shared_ptr<const ChunkGrid>(std::move(grid)));
-    return;
-  }
-  for (Chunk& chunk : chunks->Listed()) {
-    std::memcpy(chunk.content.bytes.data(), hashes.data(), kHashBytes);
-    hashes.remove_prefix(kHashBytes);
-  }
-}
-
 }  // namespace
 
-Result<ManifestFrame> DecodeFrame(std::string_view frame, std::uint64_t manifest_bytes) {
+Result<Metadata> DecodeManifest(std::string_view frame) {
   VARVE_ASSIGN_OR_RETURN(const Plain plain, OpenFrame(frame));
   const auto* data = reinterpret_cast<const std::uint8_t*>(plain.words.get());
   flatbuffers::Verifier verifier(data, plain.bytes);
   if (!fb::VerifyManifestBuffer(verifier)) {
     return MalformedManifest("FlatBuffers verification failed");
   }
-  const fb::Manifest& manifest = *fb::GetManifest(data);
-  if (!IsAligned(manifest.layouts())) {
-    return MalformedManifest("misaligned records");
-  }
-  std::uint64_t chunks = 0;  // Their number is a file's size: a few bytes cannot claim many.
-  if (plain.version != kChunkRecordVersion && manifest.layouts() != nullptr) {
-    for (const fb::LayoutRecord* layout : *manifest.layouts()) {
-      if (layout->chunk_count() > manifest_bytes / kHashBytes - chunks) {
-        return MalformedManifest("more chunks than hashes");
-      }
-      chunks += layout->chunk_count();
-    }
-  }
-  if (manifest_bytes != frame.size() + chunks * kHashBytes) {
-    return MalformedManifest("it has " + std::to_string(manifest_bytes) + " bytes, want " +
-                             std::to_string(frame.size() + chunks * kHashBytes));
-  }
-  ManifestFrame decoded{.hashes_crc32c = manifest.hashes_crc32c()};
-  decoded.hash_bytes = chunks * kHashBytes;
-  VARVE_ASSIGN_OR_RETURN(decoded.metadata, Decoder(manifest, plain.version).Decode());
-  return decoded;
-}
-
-Status AddHashes(std::string_view hashes, std::uint32_t crc32c, Metadata* metadata) {
-  if (const std::uint32_t computed = Crc32c(AsByteSpan(hashes)); computed != crc32c) {
-    return DataLoss("checksum mismatch of the manifest's hashes (stored " + HexU32(crc32c) +
-                    ", computed " + HexU32(computed) + ")");
-  }
-  const bool has_variants = !metadata->tensor_variants.empty();
-  if (has_variants) {
-    *metadata = WithVariantsAsEntries(*metadata);
-  }
-  for (TensorMetadata& tensor : metadata->tensors) {
-    const std::uint64_t bytes = tensor.chunks.size() * kHashBytes;
-    if (bytes > hashes.size()) {
-      return MalformedManifest("too few hashes");
-    }
-    SetHashes(hashes.substr(0, bytes), &tensor.chunks);
-    hashes.remove_prefix(bytes);
-  }
-  if (!hashes.empty()) {
-    return MalformedManifest("too many hashes");
-  }
-  return has_variants ? SeparateVariants(metadata) : Status::Ok();
-}
-
-Result<Metadata> DecodeManifest(std::string_view bytes) {
-  std::uint64_t frame_bytes = bytes.size();
-  if (bytes.size() >= kManifestHeadBytes) {
-    ByteReader head(bytes.substr(kManifestMagic.size()));
-    const bool has_hashes = head.U32() != kChunkRecordVersion;
-    const std::uint64_t compressed = head.U64();
-    if (has_hashes && compressed < bytes.size() - kManifestHeadBytes) {
-      frame_bytes = std::min(kManifestHeadBytes + compressed + kManifestCrcBytes, frame_bytes);
-    }
-  }
-  VARVE_ASSIGN_OR_RETURN(ManifestFrame frame,
-                         DecodeFrame(bytes.substr(0, frame_bytes), bytes.size()));
-  if (frame.hash_bytes > 0) {
-    VARVE_RETURN_IF_ERROR(
-        AddHashes(bytes.substr(frame_bytes), frame.hashes_crc32c, &frame.metadata));
-  }
-  return std::move(frame.metadata);
+  return Decoder(*fb::GetManifest(data), plain.version).Decode();
 }
 
 }  // namespace varve

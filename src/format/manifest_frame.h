@@ -12,6 +12,5 @@ inline constexpr std::string_view kManifestMagic = "VARVEMF\n";
 inline constexpr std::size_t kManifestHeadBytes = 8 + 4 + 8 + 8;
 inline constexpr std::size_t kManifestCrcBytes = 4;
 inline constexpr std::uint64_t kMaxPlainBytes = (std::uint64_t{1} << 31) - 1;  ///< FlatBuffers'.
-inline constexpr std::uint64_t kHashBytes = 16;  ///< Of each chunk, behind the frame.
 
 }  // namespace varve

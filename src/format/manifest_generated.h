@@ -398,8 +398,7 @@ struct Manifest FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
     VT_OBJECTS = 24,
     VT_STRUCTURES = 26,
     VT_LAYOUTS = 28,
-    VT_RUNS = 30,
-    VT_HASHES_CRC32C = 32
+    VT_RUNS = 30
   };
   uint32_t format_version() const {
     return GetField<uint32_t>(VT_FORMAT_VERSION, 0);
@@ -443,9 +442,6 @@ struct Manifest FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
   const flatbuffers::Vector<const varve::fb::RunRecord *> *runs() const {
     return GetPointer<const flatbuffers::Vector<const varve::fb::RunRecord *> *>(VT_RUNS);
   }
-  uint32_t hashes_crc32c() const {
-    return GetField<uint32_t>(VT_HASHES_CRC32C, 0);
-  }
   bool Verify(flatbuffers::Verifier &verifier) const {
     return VerifyTableStart(verifier) &&
            VerifyField<uint32_t>(verifier, VT_FORMAT_VERSION, 4) &&
@@ -474,7 +470,6 @@ struct Manifest FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
            verifier.VerifyVector(layouts()) &&
            VerifyOffset(verifier, VT_RUNS) &&
            verifier.VerifyVector(runs()) &&
-           VerifyField<uint32_t>(verifier, VT_HASHES_CRC32C, 4) &&
            verifier.EndTable();
   }
 };
@@ -525,9 +520,6 @@ struct ManifestBuilder {
   void add_runs(flatbuffers::Offset<flatbuffers::Vector<const varve::fb::RunRecord *>> runs) {
     fbb_.AddOffset(Manifest::VT_RUNS, runs);
   }
-  void add_hashes_crc32c(uint32_t hashes_crc32c) {
-    fbb_.AddElement<uint32_t>(Manifest::VT_HASHES_CRC32C, hashes_crc32c, 0);
-  }
   explicit ManifestBuilder(flatbuffers::FlatBufferBuilder &_fbb)
         : fbb_(_fbb) {
     start_ = fbb_.StartTable();
@@ -563,11 +555,9 @@ inline flatbuffers::Offset<Manifest> CreateManifest(
     flatbuffers::Offset<flatbuffers::Vector<const varve::fb::ExtentRecord *>> objects = 0,
     flatbuffers::Offset<flatbuffers::Vector<const varve::fb::ExtentRecord *>> structures = 0,
     flatbuffers::Offset<flatbuffers::Vector<const varve::fb::LayoutRecord *>> layouts = 0,
-    flatbuffers::Offset<flatbuffers::Vector<const varve::fb::RunRecord *>> runs = 0,
-    uint32_t hashes_crc32c = 0) {
+    flatbuffers::Offset<flatbuffers::Vector<const varve::fb::RunRecord *>> runs = 0) {
   ManifestBuilder builder_(_fbb);
   builder_.add_block_bytes(block_bytes);
-  builder_.add_hashes_crc32c(hashes_crc32c);
   builder_.add_runs(runs);
   builder_.add_layouts(layouts);
   builder_.add_structures(structures);
@@ -599,8 +589,7 @@ inline flatbuffers::Offset<Manifest> CreateManifestDirect(
     const std::vector<varve::fb::ExtentRecord> *objects = nullptr,
     const std::vector<varve::fb::ExtentRecord> *structures = nullptr,
     const std::vector<varve::fb::LayoutRecord> *layouts = nullptr,
-    const std::vector<varve::fb::RunRecord> *runs = nullptr,
-    uint32_t hashes_crc32c = 0) {
+    const std::vector<varve::fb::RunRecord> *runs = nullptr) {
   auto save_id__ = save_id ? _fbb.CreateVector<uint8_t>(*save_id) : 0;
   auto files__ = files ? _fbb.CreateVector<flatbuffers::Offset<varve::fb::File>>(*files) : 0;
   auto names__ = names ? _fbb.CreateString(names) : 0;
@@ -627,8 +616,7 @@ inline flatbuffers::Offset<Manifest> CreateManifestDirect(
       objects__,
       structures__,
       layouts__,
-      runs__,
-      hashes_crc32c);
+      runs__);
 }
 
 inline const varve::fb::Manifest *GetManifest(const void *buf) {

@@ -115,7 +115,7 @@ TEST(Variants, AreWhatRanksThatSavedApartHoldInPlaceOfTheLowestRanks) {
   ASSERT_TRUE(IsOk(encoded));
   const auto decoded = DecodeManifest(encoded->bytes);
   ASSERT_TRUE(IsOk(decoded));
-  EXPECT_EQ(*decoded, *merged) << "what repair writes";
+  EXPECT_EQ(*decoded, WithoutHashes(*merged)) << "what repair writes";
 }
 
 TEST(Variants, OfARankThatSavedApartAreNotInItsOwnFile) {
@@ -156,7 +156,7 @@ TEST(Variants, StayInTheManifest) {
   ASSERT_TRUE(IsOk(encoded));
   const auto decoded = DecodeManifest(encoded->bytes);
   ASSERT_TRUE(IsOk(decoded));
-  EXPECT_EQ(*decoded, *merged);
+  EXPECT_EQ(*decoded, WithoutHashes(*merged));
 }
 
 TEST(Variants, AreTheValuesOfTheirRanks) {

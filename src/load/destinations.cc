@@ -47,15 +47,25 @@ bool SameContent(const Chunk& a, const Chunk& b) {
          (a.extent == b.extent || hashed);
 }
 
-/// Returns true when the index proves that the same values are stored for two targets of the same
-/// memory.
-bool StoredAlike(const Metadata& metadata, const TargetTensor& a, const TargetTensor& b) {
-  const TensorMetadata* stored_a = metadata.FindTensor(a.fqn);
-  const TensorMetadata* stored_b = metadata.FindTensor(b.fqn);
-  return stored_a != nullptr && stored_b != nullptr && a.box == b.box &&
-         stored_a->dtype == stored_b->dtype && stored_a->shape == stored_b->shape &&
-         std::equal(stored_a->chunks.begin(), stored_a->chunks.end(), stored_b->chunks.begin(),
-                    stored_b->chunks.end(), SameContent);
+/// Returns true when places or hashes prove that the same values are stored for two targets of the
+/// same memory.
+bool StoredAlike(CheckpointReader& reader, const TargetTensor& a, const TargetTensor& b) {
+  const TensorMetadata* const stored_a = reader.metadata().FindTensor(a.fqn);
+  const TensorMetadata* const stored_b = reader.metadata().FindTensor(b.fqn);
+  if (stored_a == nullptr || stored_b == nullptr || a.box != b.box ||
+      stored_a->dtype != stored_b->dtype || stored_a->shape != stored_b->shape) {
+    return false;
+  }
+  const auto same = [](const TensorMetadata& one, const TensorMetadata& other) {
+    return std::equal(one.chunks.begin(), one.chunks.end(), other.chunks.begin(),
+                      other.chunks.end(), SameContent);
+  };
+  if (same(*stored_a, *stored_b)) {
+    return true;  // In one place.
+  }
+  const auto hashed_a = reader.WithHashes(*stored_a);
+  const auto hashed_b = reader.WithHashes(*stored_b);
+  return hashed_a.ok() && hashed_b.ok() && same(*hashed_a, *hashed_b);
 }
 
 /// Returns those of a cluster that share a byte with another.
@@ -150,27 +160,16 @@ Status CompareValues(CheckpointReader& reader, const std::vector<const Placed*>&
   return Status::Ok();
 }
 
-/// Checks targets whose spans overlap, one after the other. Puts the metadata with its hashes into
-/// `hashed` where the places alone do not show that values are the same.
+/// Checks targets whose spans overlap, one after the other.
 Status CheckCluster(CheckpointReader& reader, const std::vector<const Placed*>& cluster,
-                    const LoadOptions& options, std::optional<Metadata>* hashed) {
+                    const LoadOptions& options) {
   std::vector<const Placed*> distinct;
   std::map<std::tuple<const void*, Dims, Strides, DType>, const Placed*> first;
-  const auto are_alike = [&](const TargetTensor& a, const TargetTensor& b) {
-    if (StoredAlike(reader.metadata(), a, b)) {
-      return true;
-    }
-    if (!*hashed) {
-      auto read = reader.MetadataWithHashes();
-      *hashed = read.ok() ? *std::move(read) : reader.metadata();
-    }
-    return StoredAlike(**hashed, a, b);
-  };
   for (const Placed* placed : cluster) {
     const auto [found, added] = first.try_emplace({placed->memory.data, placed->memory.box.sizes,
                                                    placed->memory.strides, placed->target->dtype},
                                                   placed);
-    if (added || !are_alike(*found->second->target, *placed->target)) {
+    if (added || !StoredAlike(reader, *found->second->target, *placed->target)) {
       distinct.push_back(placed);
     }
   }
@@ -229,7 +228,6 @@ Status CheckDestinations(CheckpointReader& reader, std::span<const TargetTensor>
   std::sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) {
     return std::less<>()(a.span.begin, b.span.begin);
   });
-  std::optional<Metadata> hashed;
   for (std::size_t begin = 0; begin < placed.size();) {
     std::vector<const Placed*> cluster{&placed[begin]};
     const std::byte* end = placed[begin].span.end;
@@ -239,7 +237,7 @@ Status CheckDestinations(CheckpointReader& reader, std::span<const TargetTensor>
       end = std::max(end, placed[next].span.end, std::less<>());
     }
     if (cluster.size() > 1) {
-      VARVE_RETURN_IF_ERROR(CheckCluster(reader, cluster, options, &hashed));
+      VARVE_RETURN_IF_ERROR(CheckCluster(reader, cluster, options));
     }
     begin = next;
   }

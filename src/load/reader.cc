@@ -24,6 +24,7 @@
 #include "format/variants.h"
 #include "interop/torch/archive.h"
 #include "load/cast_read.h"
+#include "load/chunk_hashes.h"
 #include "load/destinations.h"
 #include "pipeline/file_reader.h"
 #include "pipeline/run_threads.h"
@@ -41,13 +42,14 @@ struct CheckpointReader::Impl {
       : index(std::move(the_index)),
         hold(std::move(the_hold)),
         files(storage, index),
+        hashes(files),
         sharing(index.metadata, files) {}
 
   OpenedIndex index;
-  std::optional<Metadata> stored;  // With the lowest rank's values, if `index` has another's:
-  std::uint32_t values_of = 0;     // This rank's.
+  std::optional<Metadata> stored;  // With the lowest rank's values, if `index` has another's.
   const std::unique_ptr<StorageLock> hold;  // Keeps the checkpoint from being pruned.
   CheckpointFiles files;
+  ChunkHashes hashes;
   SharedReads sharing;
   std::atomic<std::uint64_t> storage_bytes{0};
   std::mutex mutex;  // Guards `phases`.
@@ -295,14 +297,10 @@ void CheckpointReader::TakeValuesOf(std::uint32_t rank) {
     impl_->stored = metadata;
   }
   metadata = ValuesOfRank(*impl_->stored, rank);
-  impl_->values_of = rank;
 }
 
-Result<Metadata> CheckpointReader::MetadataWithHashes() const {
-  OpenedIndex index = impl_->index;
-  index.metadata = impl_->stored.value_or(index.metadata);
-  VARVE_RETURN_IF_ERROR(ReadHashes(impl_->files.storage(), &index));
-  return impl_->stored ? ValuesOfRank(index.metadata, impl_->values_of) : std::move(index.metadata);
+Result<TensorMetadata> CheckpointReader::WithHashes(const TensorMetadata& tensor) {
+  return metadata().format == Format::kVarve ? impl_->hashes.Added(tensor) : tensor;
 }
 
 const std::string& CheckpointReader::directory() const { return impl_->index.home(); }

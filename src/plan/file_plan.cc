@@ -135,7 +135,6 @@ void Fields(Archive& archive, FieldsOf<Archive, WriteReceipt>& receipt) {
   archive(receipt.header_bytes);
   archive.Fixed(receipt.header_crc32c);
   archive.Fixed(receipt.block_crc32c);
-  archive(receipt.contents);
 }
 
 Bytes EncodeReceipt(const WriteReceipt& receipt) { return EncodeFields(receipt); }
@@ -144,15 +143,11 @@ Result<WriteReceipt> DecodeReceipt(std::string_view bytes) {
 }
 
 Status ApplyReceipt(const WriteReceipt& receipt, DataFileHeader* header) {
-  if (receipt.contents.size() != header->chunks.size() ||
-      receipt.block_crc32c.size() != DivideUp(header->data_bytes, header->identity.block_bytes)) {
+  if (receipt.block_crc32c.size() != DivideUp(header->data_bytes, header->identity.block_bytes)) {
     return Internal("write receipt of rank " + std::to_string(header->identity.rank) +
                     " does not fit its plan");
   }
   header->block_crc32c = receipt.block_crc32c;
-  for (std::size_t i = 0; i < header->chunks.size(); ++i) {
-    header->chunks[i].content = receipt.contents[i];
-  }
   return Status::Ok();
 }
 

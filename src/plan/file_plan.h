@@ -39,7 +39,6 @@ struct WriteReceipt {
   std::uint64_t header_bytes = 0;
   std::uint32_t header_crc32c = 0;
   std::vector<std::uint32_t> block_crc32c;
-  std::vector<Hash128> contents;
 };
 
 Bytes EncodeReceipt(const WriteReceipt& receipt);

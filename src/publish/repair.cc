@@ -7,8 +7,7 @@
 //     with the newest complete set of files. A save that lives may have one too: step 3 settles
 //     who is first.
 //  2. Replace manifest.bin there by one write. Readers see the old one or the new one, whole. The
-//     old one could not be read, or step 3 is left out; or its hashes alone were damaged, and this
-//     zstd library makes another frame than the record names: then none opens until step 3.
+//     old one could not be read, or step 3 is left out.
 //  3. Where the record is not what the files make it, write the next number, on condition that
 //     no other has. A save that was published meanwhile stays, and the repair fails. A crash before
 //     leaves the checkpoint as it was, and the next repair goes on.
@@ -108,13 +107,11 @@ Status CheckMayMend(const Status& record) {
 /// Returns true where the checkpoint has this index already, and it can be read. Errors:
 /// Unimplemented for the index of a newer Varve.
 Result<bool> IsIndexed(Storage& storage, const std::string& path, const Metadata& metadata) {
-  auto current = OpenIndex(storage, path);
-  const Status hashes =
-      current.ok() && current->record ? ReadHashes(storage, &*current) : current.status();
-  if (hashes.code() == StatusCode::kUnimplemented) {
-    return hashes;
+  const auto current = OpenIndex(storage, path);
+  if (current.status().code() == StatusCode::kUnimplemented) {
+    return current.status();
   }
-  return hashes.ok() && current->record && current->metadata == metadata;
+  return current.ok() && current->record && current->metadata == WithoutHashes(metadata);
 }
 
 /// Returns the data directory in `path` with the newest complete set of files, by its name.

@@ -78,11 +78,10 @@ Result<FileWork> DescribeDataFile(const FilePlan& plan) {
     WriteReceipt receipt;
     receipt.header_bytes = header.size();
     receipt.block_crc32c = std::move(data.block_crc32c);
-    receipt.contents = std::move(data.contents);
     FinishedFile finished;
     finished.header = header;
-    VARVE_RETURN_IF_ERROR(FillHeader(receipt.block_crc32c, receipt.contents, &finished.header,
-                                     &receipt.header_crc32c));
+    VARVE_RETURN_IF_ERROR(
+        FillHeader(receipt.block_crc32c, data.contents, &finished.header, &receipt.header_crc32c));
     finished.receipt = EncodeReceipt(receipt);
     return finished;
   };

@@ -34,7 +34,6 @@ std::vector<std::string> LeftOut(const Inventory& found) {
 }
 
 Result<UploadSource> NativeSource(Storage& storage, OpenedIndex opened) {
-  VARVE_RETURN_IF_ERROR(ReadHashes(storage, &opened));
   UploadSource source;
   source.native = true;
   source.directory = opened.directory;

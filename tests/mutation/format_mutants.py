@@ -34,16 +34,9 @@ FORMAT_MUTANTS = (
         MANIFEST,
     ),
     Mutant(
-        "manifest-hashes-not-summed",
+        "manifest-run-of-several-chunks-in-one-file",
         "src/format/manifest_decode.cc",
-        "computed != crc32c) {",
-        "false && computed != crc32c) {",
-        MANIFEST,
-    ),
-    Mutant(
-        "manifest-written-without-hashes",
-        "src/format/manifest.cc",
-        "if (grid->contents.size() != grid->size()) {",
+        "if (run.step() == 0 && run.end() - before > 1) {",
         "if (false) {",
         MANIFEST,
     ),
@@ -52,13 +45,6 @@ FORMAT_MUTANTS = (
         "src/catalogue/open.cc",
         "if (file->size() != record.manifest_bytes || record.frame_bytes > kMaxFrameBytes) {",
         "if (record.frame_bytes > kMaxFrameBytes) {",
-        MANIFEST,
-    ),
-    Mutant(
-        "upload-does-not-read-the-hashes",
-        "src/upload/source.cc",
-        "  VARVE_RETURN_IF_ERROR(ReadHashes(storage, &opened));\n",
-        "",
         MANIFEST,
     ),
     # ---- interop bounds ----

@@ -388,12 +388,12 @@ Result<Outcome> Run(const Options& options) {
     return Outcome{options.json ? CheckpointAsJson(options, *reader)
                                 : CheckpointAsText(options, *reader)};
   }
-  VARVE_ASSIGN_OR_RETURN(const Metadata metadata, reader->MetadataWithHashes());
-  const TensorMetadata* tensor = metadata.FindTensor(*options.tensor);
+  const TensorMetadata* const tensor = reader->metadata().FindTensor(*options.tensor);
   if (tensor == nullptr) {
-    return NotFound(options.path + ": " + WhyNoTensor(metadata, *options.tensor));
+    return NotFound(options.path + ": " + WhyNoTensor(reader->metadata(), *options.tensor));
   }
-  return Outcome{options.json ? TensorAsJson(*reader, *tensor) : TensorAsText(*reader, *tensor)};
+  VARVE_ASSIGN_OR_RETURN(const TensorMetadata hashed, reader->WithHashes(*tensor));
+  return Outcome{options.json ? TensorAsJson(*reader, hashed) : TensorAsText(*reader, hashed)};
 }
 
 }  // namespace
