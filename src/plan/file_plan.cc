@@ -142,11 +142,16 @@ Result<WriteReceipt> DecodeReceipt(std::string_view bytes) {
   return DecodeFields<WriteReceipt>(bytes).Annotate("decode write receipt");
 }
 
+Status CheckReceipt(const WriteReceipt& receipt, std::uint64_t data_bytes,
+                    std::uint64_t block_bytes) {
+  return receipt.block_crc32c.size() == DivideUp(data_bytes, block_bytes)
+             ? Status::Ok()
+             : Internal("a write receipt does not fit its plan");
+}
+
 Status ApplyReceipt(const WriteReceipt& receipt, DataFileHeader* header) {
-  if (receipt.block_crc32c.size() != DivideUp(header->data_bytes, header->identity.block_bytes)) {
-    return Internal("write receipt of rank " + std::to_string(header->identity.rank) +
-                    " does not fit its plan");
-  }
+  VARVE_RETURN_IF_ERROR(CheckReceipt(receipt, header->data_bytes, header->identity.block_bytes)
+                            .Annotate("rank " + std::to_string(header->identity.rank)));
   header->block_crc32c = receipt.block_crc32c;
   return Status::Ok();
 }

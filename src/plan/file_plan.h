@@ -44,7 +44,11 @@ struct WriteReceipt {
 Bytes EncodeReceipt(const WriteReceipt& receipt);
 Result<WriteReceipt> DecodeReceipt(std::string_view bytes);
 
-/// Fills the plan's checksums from a receipt. Errors: Internal when the counts do not fit.
+/// Checks that a receipt is of so many bytes of data. Errors: Internal.
+Status CheckReceipt(const WriteReceipt& receipt, std::uint64_t data_bytes,
+                    std::uint64_t block_bytes);
+
+/// Fills the plan's checksums from a receipt. Errors: CheckReceipt's.
 Status ApplyReceipt(const WriteReceipt& receipt, DataFileHeader* header);
 
 }  // namespace varve

@@ -11,6 +11,7 @@
 #include "format/manifest.h"
 #include "plan/index_size.h"
 #include "save/data_writer.h"
+#include "save/plans/kept_index.h"
 
 namespace varve {
 
@@ -35,10 +36,27 @@ Result<RankFile> LayOutNative(const State* state, const SettledSave& settled,
 Result<CheckpointIndex> MakeNativeIndex(const SettledSave& settled,
                                         const std::vector<std::string>& receipts,
                                         FileIdentity identity) {
+  const auto finish = [&](Metadata metadata) -> Result<CheckpointIndex> {
+    metadata.side_files = DescribeSideFiles(settled.side_files);
+    CheckpointIndex made;
+    VARVE_ASSIGN_OR_RETURN(made.index, NativeIndex(metadata));
+    made.files = std::move(metadata.files);
+    return made;
+  };
+  if (settled.kept_index != nullptr) {
+    VARVE_ASSIGN_OR_RETURN(auto kept, settled.kept_index->Of(settled, receipts));
+    if (kept) {
+      return finish(*std::move(kept));
+    }
+  }
   HeaderMerge merge;
+  KeptIndex::WrittenObjects written;
   const auto add = [&](std::uint32_t rank, const LocalPlan& plan,
                        const RankAssignment& assignment) -> Status {
     VARVE_ASSIGN_OR_RETURN(const WriteReceipt receipt, DecodeReceipt(receipts[rank]));
+    if (!assignment.objects.empty()) {
+      written[rank] = assignment.objects;
+    }
     identity.rank = rank;
     VARVE_ASSIGN_OR_RETURN(FilePlan file, PlanFile(plan, assignment, identity));
     VARVE_RETURN_IF_ERROR(ApplyReceipt(receipt, &file.header));
@@ -46,11 +64,10 @@ Result<CheckpointIndex> MakeNativeIndex(const SettledSave& settled,
   };
   VARVE_RETURN_IF_ERROR(settled.ForEachRank(add));
   VARVE_ASSIGN_OR_RETURN(Metadata metadata, merge.Finish());
-  metadata.side_files = DescribeSideFiles(settled.side_files);
-  CheckpointIndex made;
-  VARVE_ASSIGN_OR_RETURN(made.index, NativeIndex(metadata));
-  made.files = std::move(metadata.files);
-  return made;
+  if (settled.kept_index != nullptr) {
+    settled.kept_index->Keep(settled, metadata, std::move(written));
+  }
+  return finish(std::move(metadata));
 }
 
 namespace {

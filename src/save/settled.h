@@ -20,6 +20,8 @@
 
 namespace varve {
 
+class KeptIndex;
+
 struct SettledSave {
   Format format = Format::kVarve;
   FileIdentity identity;
@@ -40,6 +42,8 @@ struct SettledSave {
   std::shared_ptr<const RankPlans> others;
   /// Values of other sizes than in `others`, by rank.
   std::map<std::uint32_t, std::vector<ObjectSize>> sizes;
+  /// On the coordinator, in the process that has settled the save, where it keeps what was settled.
+  std::shared_ptr<KeptIndex> kept_index;
   /// On the coordinator.
   std::vector<SideFile> side_files;
 

@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 
+#include <malloc.h>
+
 #include "base/bytes.h"
 #include "base/guarded.h"
 #include "base/name_list.h"
@@ -18,6 +20,7 @@
 #include "publish/save_id.h"
 #include "save/data_writer.h"
 #include "save/fingerprint.h"
+#include "save/plans/kept_index.h"
 #include "save/plans/plan_exchange.h"
 #include "save/plans/terms.h"
 #include "save/session.h"
@@ -242,7 +245,20 @@ Result<std::vector<std::string>> PlanAgreement::Settle(std::vector<LocalPlan> ot
     share.settled = std::move(shares[rank]);
     replies[rank] = EncodeFields(share);
   }
+  shares.clear();
+  ReturnFreedMemory();
   return replies;
+}
+
+/// Gives the memory that the plans of many ranks took back to the system: the allocator keeps it in
+/// pieces, 0.35 GiB after 4,096 ranks with 1,000 tensors each.
+void PlanAgreement::ReturnFreedMemory() const {
+#ifdef __GLIBC__
+  constexpr std::size_t kMany = std::size_t{4} << 20;  // Encoded. Decoded it is ten times as much.
+  if (settled_->others->bytes() > kMany) {
+    ::malloc_trim(0);
+  }
+#endif
 }
 
 /// Keeps what was settled for later saves, where there is memory for it, and puts its number and
@@ -264,7 +280,9 @@ void PlanAgreement::Keep(ReplicaPattern pattern, bool missed, std::vector<Settle
     agreement->differing_objects = settled_->settled.differing_objects;
     agreement->differing_tensors = settled_->settled.differing_tensors;
     agreement->others = settled_->others;
+    agreement->index = std::make_shared<KeptIndex>();
     if (agreements_->Keep(agreement)) {
+      settled_->kept_index = agreement->index;
       for (std::size_t rank = 1; rank < shares->size(); ++rank) {
         (*shares)[rank].agreement = agreement->id;
         (*shares)[rank].compared = std::move(compared[rank].runs);
@@ -283,6 +301,7 @@ Result<std::vector<std::string>> PlanAgreement::SettleAsBefore(
   settled.differing_objects = before.differing_objects;
   settled.differing_tensors = before.differing_tensors;
   settled_->others = before.others;
+  settled_->kept_index = before.index;
   settled_->sizes = std::move(sizes);
   const std::size_t ranks = before.others->world_size();
   VARVE_RETURN_IF_ERROR(MakeIdentity(ranks));

@@ -71,6 +71,7 @@ class PlanAgreement {
   [[nodiscard]] SaveShare ShareOf(std::size_t rank) const;
   Status TakeBefore(const Hash128& agreement);
   void KeepOwn(const SettledShare& share);
+  void ReturnFreedMemory() const;
 
   const Call call_;
   SettledSave* const settled_;

@@ -20,6 +20,8 @@
 
 namespace varve {
 
+class KeptIndex;
+
 /// Returns the digest that stands for a part of a plan: its structure, or its encoded SpecTable.
 Hash128 DigestOfPart(std::string_view part);
 
@@ -37,8 +39,9 @@ struct Agreement {
   std::vector<std::string> differing_objects;
   std::vector<std::string> differing_tensors;
   std::shared_ptr<const RankPlans> others;
+  std::shared_ptr<KeptIndex> index;
 
-  /// Returns about how much memory this takes.
+  /// Returns about how much memory this takes, without the index.
   [[nodiscard]] std::size_t bytes() const;
 };
 
