@@ -99,7 +99,7 @@ void Calls::Begin(std::string name) {
 }
 
 void Calls::End(std::string why, int cause) {
-  if (name_ && joined_ == 0 && !known_to_fail_) {
+  if (is_undecided()) {
     Keep(&mine_, {std::move(*name_), 0, std::move(why), cause});
   }
   name_.reset();
@@ -131,7 +131,7 @@ void Calls::OtherLeft(std::string why) {
 }
 
 CallDecision Calls::Decide(std::optional<int> vote) {
-  const bool undecided = name_ && joined_ == 0 && !known_to_fail_;
+  const bool undecided = is_undecided();
   std::optional<std::size_t> late;
   if (undecided) {
     late = PlaceOf(theirs_, *name_, mine_.size(), open_ && open_->name == *name_);
@@ -180,10 +180,8 @@ CallDecision Calls::Join() {
 /// The other rank makes a call that rank 0 has left: both have made all calls up to this one.
 CallDecision Calls::OtherIsLate(std::size_t place) {
   const Made& left = mine_[place];
-  CallDecision decision{Kind::kOtherRankFails,
-                        "the other ranks have ended this call without this rank" +
-                            (left.why.empty() ? "" : ": " + left.why),
-                        open_->number, left.cause};
+  CallDecision decision{Kind::kOtherRankFails, EndedWithoutThisRank(left.why), open_->number,
+                        left.cause};
   DropThrough(&mine_, place);
   theirs_.clear();
   wrong_ = 0;
@@ -224,6 +222,36 @@ CallDecision Calls::OneHasMissed(std::optional<int> vote) {
   std::string why = Different(*name_, "this rank", open_->name, "rank 0");
   OtherLeft(why);
   return {Kind::kOtherRankFails, std::move(why), number};
+}
+
+void CallsOfRank0::Left(Calls::Made call) {
+  if (const auto alone = PlaceOf(left_alone_, call.name, 0, false)) {
+    DropThrough(&left_alone_, *alone);  // Each has left the call without the other.
+  } else {
+    Keep(&left_, std::move(call));
+  }
+}
+
+void CallsOfRank0::LeftAlone(std::string name) { Keep(&left_alone_, {std::move(name), 0, {}, -1}); }
+
+void CallsOfRank0::Joined() {
+  left_.clear();
+  left_alone_.clear();
+}
+
+std::optional<Calls::Made> CallsOfRank0::Take(const std::string& name) {
+  const auto place = PlaceOf(left_, name, 0, false);
+  if (!place) {
+    return {};
+  }
+  Calls::Made taken = std::move(left_[*place]);
+  DropThrough(&left_, *place);
+  left_alone_.clear();
+  return taken;
+}
+
+std::string EndedWithoutThisRank(const std::string& why) {
+  return "the other ranks have ended this call without this rank" + (why.empty() ? "" : ": " + why);
 }
 
 int OrderOfCalls(std::string_view mine, std::string_view theirs) {

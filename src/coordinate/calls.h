@@ -57,6 +57,8 @@ class Calls {
 
   /// The other rank's number of rank 0's present call; 0 until they are in it together.
   [[nodiscard]] std::uint64_t joined() const { return joined_; }
+  /// Returns true while rank 0 is in a call that has neither been joined nor is known to fail.
+  [[nodiscard]] bool is_undecided() const { return name_ && joined_ == 0 && !known_to_fail_; }
   /// The other rank's newest call, while it waits there for rank 0.
   [[nodiscard]] const std::optional<Made>& open() const { return open_; }
 
@@ -78,6 +80,28 @@ class Calls {
   std::deque<Made> mine_;
   std::deque<Made> theirs_;
 };
+
+/// On another rank: the calls that rank 0 has left without it. Rank 0 says so at once: it may be in
+/// no call, and answer nothing, when this rank comes. Deterministic.
+class CallsOfRank0 {
+ public:
+  /// Rank 0 has left a call.
+  void Left(Calls::Made call);
+  /// This rank has left a call in which rank 0 was not with it, and did not end it.
+  void LeftAlone(std::string name);
+  /// The two are in a call together: what came before is settled.
+  void Joined();
+  /// Returns the call of this name that rank 0 has left, which this rank enters now. Forgets it and
+  /// those before it, as rank 0 does.
+  std::optional<Calls::Made> Take(const std::string& name);
+
+ private:
+  std::deque<Calls::Made> left_;
+  std::deque<Calls::Made> left_alone_;
+};
+
+/// Returns why a rank fails that comes to a call which rank 0 has left for a reason.
+std::string EndedWithoutThisRank(const std::string& why);
 
 /// Compares names that differ in numbers alone: -1 where `mine` comes first, 0 for other names.
 int OrderOfCalls(std::string_view mine, std::string_view theirs);

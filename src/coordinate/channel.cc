@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "base/file_descriptor.h"
-#include "base/time_source.h"
+#include "base/seconds.h"
 
 namespace varve {
 namespace {

@@ -21,8 +21,9 @@
 //     bear the other rank's number; rank 0 keeps messages until they are in a call together, in
 //     both directions.
 //  5. A rank that comes late, to a call that rank 0 has ended, gets an error at once and fails that
-//     call alone; the next one finds all ranks in step. A rank that has missed a call waits in its
-//     present one while rank 0 ends the missed one on all ranks, with the names of both; rank 0
+//     call alone; the next one finds all ranks in step. Rank 0 reads nothing between its calls: it
+//     tells the ranks that have not come when it ends one. A rank that has missed a call waits in
+//     its present one while rank 0 ends the missed one on all ranks, with the names of both; rank 0
 //     comes next. Where rank 0 has missed a call, the ranks that wait in it get an error at once.
 //  6. Rank 0 reads from all ranks at once. Where a rank has not called, rank 0 gives up at the
 //     earliest time limit of the ranks that have: so each of them learns within its own time limit
@@ -42,8 +43,9 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <string_view>
+
+#include "base/seconds.h"
 
 namespace varve {
 namespace {
@@ -57,35 +59,11 @@ constexpr std::size_t kUntoldKept = 64;
 
 constexpr const char* kAllHaveToCall = "every rank of the process group has to make this call";
 
-CallReport Ending(const std::string& why, int cause) {
-  return {.text = why, .rank = static_cast<std::uint64_t>(cause + 1)};
-}
-
-/// Drops messages of earlier calls.
-void DropBefore(std::deque<Frame>* messages, std::uint64_t number) {
-  while (!messages->empty() && messages->front().call < number) {
-    messages->pop_front();
-  }
-}
-
 Status NotWaitedFor(const std::string& why, int cause) {
   return Unavailable("was not waited for: " + why).With({.rank = cause});
 }
 
 }  // namespace
-
-TimePoint After(TimePoint time, double seconds) {
-  const std::chrono::duration<double> room = TimePoint::max() - time;
-  return seconds >= room.count() / 2 ? TimePoint::max()
-                                     : time + std::chrono::duration_cast<TimePoint::duration>(
-                                                  std::chrono::duration<double>(seconds));
-}
-
-std::string InSeconds(double seconds) {
-  std::string text(32, '\0');
-  text.resize(static_cast<std::size_t>(std::snprintf(text.data(), text.size(), "%g", seconds)));
-  return text + " s";
-}
 
 ChannelState::ChannelState(int rank, int size, std::chrono::milliseconds first_notice,
                            bool one_call)
@@ -119,6 +97,7 @@ void ChannelState::Begin(const std::string& what, double limit, TimePoint now) {
     }
     DropBefore(&peer.messages, number_);
     Put(peer, FrameKind::kCall, number_, {.text = what, .limit = limit, .left = untold_});
+    LeaveAsRank0Has(peer);
   }
 }
 
@@ -141,13 +120,18 @@ void ChannelState::End(const std::string& why, int cause) {
     return;
   }
   in_call_ = false;
+  const std::string reason = rank_ == 0 && why == kInterruptedReason ? "rank 0 " + why : why;
   for (auto& [rank, peer] : peers_) {
     if (const std::uint64_t number = NumberOn(peer); !why.empty() && number != 0) {
       Put(peer, FrameKind::kEnd, number, Ending(why, cause));
+    } else if (!why.empty() && peer.calls.is_undecided()) {
+      Put(peer, FrameKind::kEnded, 0, Ending(reason, cause, {what_}));
     }
     peer.unsent.clear();
     if (rank_ == 0) {
-      peer.calls.End(why == kInterruptedReason ? "rank 0 " + why : why, cause);
+      peer.calls.End(reason, cause);
+    } else if (peer.call != number_ && peer.left != number_) {
+      ended_.LeftAlone(what_);
     }
   }
   for (const auto& [calls, ranks] : missed_) {
@@ -378,6 +362,11 @@ void ChannelState::Arrived(int rank, Frame frame, TimePoint now) {
   Result<CallReport> report = DecodeFields<CallReport>(frame.payload);
   if (report.ok() && rank_ == 0) {
     ArrivedOn0(peer, frame, std::move(*report), now);
+  } else if (report.ok() && frame.kind == FrameKind::kEnded) {
+    for (std::string& name : report->missed) {
+      ended_.Left({std::move(name), 0, report->text, static_cast<int>(report->rank) - 1});
+    }
+    LeaveAsRank0Has(peer);
   } else if (report.ok() && frame.call >= number_) {
     ArrivedFrom0(peer, frame, std::move(*report));
   }
@@ -394,6 +383,7 @@ void ChannelState::ArrivedFrom0(Peer& peer, const Frame& frame, CallReport repor
     peer.left_cause = static_cast<int>(report.rank) - 1;
   } else if (frame.kind == FrameKind::kCall) {
     peer.call = frame.call;
+    ended_.Joined();
     if (!report.missed.empty()) {
       lines_.push_back(what_ + ": rank " + std::to_string(rank_) + " has missed " +
                        NameSome(report.missed) +
@@ -486,6 +476,16 @@ void ChannelState::Join(Peer& peer, const CallDecision& decision) {
     if (!missed.empty()) {
       missed_[{missed, by_0}].push_back(peer.rank);
     }
+  }
+}
+
+/// On another rank: fails the call that rank 0 has left without this rank.
+void ChannelState::LeaveAsRank0Has(Peer& peer) {
+  const bool alone = in_call_ && peer.call != number_ && peer.left != number_;
+  if (const auto ended = alone ? ended_.Take(what_) : std::nullopt) {
+    peer.left = number_;
+    peer.left_why = EndedWithoutThisRank(ended->why);
+    peer.left_cause = ended->cause;
   }
 }
 

@@ -20,12 +20,6 @@
 
 namespace varve {
 
-/// Returns `time` + `seconds`, or the end of time.
-TimePoint After(TimePoint time, double seconds);
-
-/// Returns "7.5 s".
-std::string InSeconds(double seconds);
-
 class ChannelState {
  public:
   /// `first_notice` is the time after which a wait is logged; the intervals double from there.
@@ -121,6 +115,7 @@ class ChannelState {
   void Settle(Peer& peer, std::optional<int> vote = {});
   void Vote();
   void Join(Peer& peer, const CallDecision& decision);
+  void LeaveAsRank0Has(Peer& peer);
   void Fail(Peer& peer, std::string why, int cause);
   void Doom(const Peer& peer, const std::string& why);
 
@@ -142,6 +137,7 @@ class ChannelState {
   std::string doomed_;   // Why this call must fail,
   int doomed_by_ = -1;   // and the rank that is the cause.
   std::vector<LeftCall> untold_;
+  CallsOfRank0 ended_;  // On the other ranks.
   // On rank 0: ranks by the calls that they, or rank 0 itself (true), have missed.
   std::map<std::pair<std::vector<std::string>, bool>, std::vector<int>> missed_;
   bool unclear_ = false;  // Some rank may have missed a call, or rank 0 may.

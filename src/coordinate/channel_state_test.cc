@@ -72,7 +72,8 @@ class World {
     while (true) {
       std::vector<std::pair<int, int>> ready;
       for (const auto& [ends, frames] : links_) {
-        if (!frames.empty() && At(ends.second).alive) {
+        // A rank reads nothing between its calls.
+        if (!frames.empty() && At(ends.second).alive && At(ends.second).waits_for >= 0) {
           ready.push_back(ends);
         }
       }
@@ -95,6 +96,7 @@ class World {
   }
 
   std::vector<Rank> ranks;
+  std::pair<int, std::string> interrupted{-1, {}};  // A rank by Ctrl-C, as soon as it is in a call.
 
  private:
   /// Lets a rank go on; returns true where it did, or else sets when it can at the latest.
@@ -110,6 +112,12 @@ class World {
       }
       rank.began = now_;
       rank.state->Begin(rank.calls.front(), kLimit, now_);
+      if (interrupted == std::pair(number, rank.calls.front())) {
+        rank.waits_for = number;
+        End(number, Unavailable(kInterruptedReason));
+        Post(number);
+        return true;
+      }
       if (number != 0) {
         (void)rank.state->Send(0, rank.calls.front());
       }
@@ -332,6 +340,27 @@ TEST(ChannelState, ARankThatDiesIsNamedOnAllLivingRanksAndNoMessageIsTakenForAno
       for (const auto& [call, outcome] : rank.outcomes) {
         EXPECT_TRUE(outcome != "done" || !at_once) << "seed " << seed << ": " << call;
       }
+    }
+  }
+}
+
+/// Ctrl-C on rank 0 or another one, with ranks that come before and after it.
+TEST(ChannelState, ARankThatComesAfterRank0HasLeftFailsAtOnceThoughRank0ReadsNothing) {
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    World world(3, seed);
+    const int who = static_cast<int>(world.Random(3));
+    for (Rank& rank : world.ranks) {
+      rank.calls = Steps(0, 3);
+    }
+    world.interrupted = {who, "save step-1"};
+    world.Run();
+    for (Rank& rank : world.ranks) {
+      ASSERT_EQ(rank.outcomes.size(), 3U);
+      EXPECT_EQ(rank.outcomes.at("save step-0"), "done");
+      EXPECT_NE(rank.outcomes.at("save step-1").find("interrupted"), std::string::npos)
+          << "seed " << seed << ": " << rank.outcomes.at("save step-1");
+      EXPECT_LT(rank.took.at("save step-1"), 4) << "seed " << seed;
+      EXPECT_EQ(rank.outcomes.at("save step-2"), "done") << "seed " << seed;
     }
   }
 }

@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "base/file_descriptor.h"
+#include "base/seconds.h"
 #include "base/time_source.h"
 #include "support/ranks.h"
 #include "support/status_matchers.h"

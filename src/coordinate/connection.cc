@@ -148,7 +148,7 @@ Status Connection::MakeRoom() {
   reading_.call = in.U64();
   const std::uint64_t size = in.U64();
   if (kind < static_cast<std::uint8_t>(FrameKind::kHello) ||
-      kind > static_cast<std::uint8_t>(FrameKind::kPast)) {
+      kind > static_cast<std::uint8_t>(FrameKind::kEnded)) {
     return Unavailable("the other side sends what no rank does");
   }
   reading_.kind = static_cast<FrameKind>(kind);

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/fields.h"
@@ -16,6 +18,7 @@ enum class FrameKind : std::uint8_t {
   kNote = 4,     ///< Text for the log of a rank that waits.
   kEnd = 5,      ///< The sender has left the call, or the receiver must: why.
   kPast = 6,     ///< The sender is in no call, and makes none before the one of this name.
+  kEnded = 7,    ///< Of rank 0: it has left a call, `missed`, to which the receiver has not come.
 };
 
 struct Frame {
@@ -43,10 +46,11 @@ void Fields(Archive& archive, FieldsOf<Archive, LeftCall>& call) {
 
 /// The payload of all frames but kMessage; each kind has some of the fields.
 struct CallReport {
-  std::string text{};             ///< The name of a call, a token, a note, or why a call has ended.
-  std::uint64_t rank = 0;         ///< That connects. Of kEnd: the rank that is the cause, plus 1.
-  double limit = 0;               ///< Seconds for which the rank waits for others.
-  bool waits_for_absent = false;  ///< Of kNote: the sender waits for a rank that has not come.
+  std::string text{};  ///< The name of a call, a token, a note, or why a call has ended.
+  std::uint64_t rank =
+      0;             ///< That connects. Where a call ends: the rank that is the cause, plus 1.
+  double limit = 0;  ///< Seconds for which the rank waits for others.
+  bool waits_for_absent = false;      ///< Of kNote: the sender waits for a rank that has not come.
   std::vector<std::string> missed{};  ///< Calls that the receiver has not made.
   std::vector<LeftCall> left{};
 };
@@ -55,6 +59,18 @@ template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, CallReport>& report) {
   archive(report.text, report.rank, report.limit, report.waits_for_absent, report.missed,
           report.left);
+}
+
+/// Returns the report of a rank that leaves a call; `cause` is the rank that made it leave, or -1.
+inline CallReport Ending(const std::string& why, int cause, std::vector<std::string> missed = {}) {
+  return {.text = why, .rank = static_cast<std::uint64_t>(cause + 1), .missed = std::move(missed)};
+}
+
+/// Drops messages of calls before the one of a number.
+inline void DropBefore(std::deque<Frame>* messages, std::uint64_t number) {
+  while (!messages->empty() && messages->front().call < number) {
+    messages->pop_front();
+  }
 }
 
 }  // namespace varve

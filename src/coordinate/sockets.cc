@@ -11,6 +11,7 @@
 
 #include <unistd.h>
 
+#include "base/seconds.h"
 #include "base/time_source.h"
 #include "coordinate/channel.h"
 #include "varve/coordinator.h"
