@@ -199,10 +199,8 @@ Result<std::shared_ptr<ReadableFile>> CheckpointFiles::Acquire(std::uint32_t num
   auto file = OpenChecked(index_.metadata.files[number]);
   // An open file stays readable whatever happens to its name. A file that is not open yet may by
   // now belong to another save.
-  if (file.status().code() == StatusCode::kDataLoss && WasReplaced(storage_, index_)) {
-    return FailedPrecondition(index_.home() +
-                              " was overwritten by another save, or removed, while it was being "
-                              "read; open it again");
+  if (!file.ok()) {
+    file = UnlessReplaced(file.status(), storage_, index_);
   }
   const bool has_descriptor = file.ok() && !(*file)->IsRemote();
   const std::scoped_lock lock(mutex_);

@@ -222,11 +222,20 @@ bool WasReplaced(Storage& storage, const OpenedIndex& index) {
     return names.ok() ? std::none_of(names->begin(), names->end(), is_ours)
                       : names.status().code() == StatusCode::kNotFound;
   }
-  if (index.metadata.format != Format::kVarve) {
-    return false;
+  const auto now = OpenIndex(storage, index.home());
+  if (!now.ok()) {
+    return now.status().code() == StatusCode::kNotFound;
   }
-  const auto now = OpenIndex(storage, index.home());  // Files of ranks that save apart.
-  return now.ok() ? now->metadata.save_id != id : now.status().code() == StatusCode::kNotFound;
+  const bool apart = index.metadata.format == Format::kVarve;  // Files of ranks that save apart.
+  return apart ? now->metadata.save_id != id : now->metadata != index.metadata;
+}
+
+Status UnlessReplaced(Status read, Storage& storage, const OpenedIndex& index) {
+  return read.code() == StatusCode::kDataLoss && WasReplaced(storage, index)
+             ? FailedPrecondition(index.home() +
+                                  " was overwritten by another save, or removed, while it was "
+                                  "being read; open it again")
+             : read;
 }
 
 namespace {

@@ -24,9 +24,12 @@ Result<OpenedIndex> OpenWanted(Storage& storage, const std::string& path,
 
 /// Returns true when the directory of an index that was opened before no longer holds that save,
 /// but another or none: what looks like damage is an overwrite, which may just have moved the old
-/// checkpoint aside, or a removal. False for other software's formats, which do not tell one save
-/// from another; but for those whose saves have a data directory each.
+/// checkpoint aside, or a removal. Of other software's formats, which do not name a save, the index
+/// tells, as far as it has checksums, shapes or sizes that differ.
 bool WasReplaced(Storage& storage, const OpenedIndex& index);
+
+/// Returns the status of a read; FailedPrecondition in place of damage where WasReplaced.
+Status UnlessReplaced(Status read, Storage& storage, const OpenedIndex& index);
 
 /// Opens the checkpoint of a record, which is in the directory `path`, or is `path` where it was
 /// named itself. Errors: DataLoss where the manifest is not the one that the record commits to.

@@ -209,6 +209,28 @@ TEST(WasReplaced, TellsOneSaveOfRanksApartFromTheNext) {
   EXPECT_TRUE(WasReplaced(storage, *first));
 }
 
+TEST(WasReplaced, TellsAnOverwriteFromDamageInOtherFormats) {
+  for (const Format format : {Format::kDcp, Format::kSafetensors}) {
+    MemoryStorage storage;
+    const SaveOptions options{.overwrite = kAlways, .format = format};
+    ASSERT_TRUE(IsOk(SaveOne(storage, kPath, 1, options)));
+    const auto first = OpenIndex(storage, kPath);
+    ASSERT_TRUE(IsOk(first));
+    EXPECT_FALSE(WasReplaced(storage, *first));
+    const std::string file = JoinPath(first->directory, first->metadata.files[0].name);
+    ASSERT_TRUE(IsOk(Damage(storage, file)));
+    EXPECT_FALSE(WasReplaced(storage, *first)) << "damage stays damage";
+    ASSERT_TRUE(IsOk(SaveOne(storage, kPath, 2, options)));
+    EXPECT_TRUE(WasReplaced(storage, *first));
+    EXPECT_TRUE(FailsWith(UnlessReplaced(DataLoss("checksum mismatch"), storage, *first),
+                          StatusCode::kFailedPrecondition, {"was overwritten", "open it again"}));
+    EXPECT_TRUE(FailsWith(UnlessReplaced(Unavailable("a server"), storage, *first),
+                          StatusCode::kUnavailable));
+    ASSERT_TRUE(IsOk(storage.Remove(std::string(kPath))));
+    EXPECT_TRUE(WasReplaced(storage, *first)) << "removed";
+  }
+}
+
 // ---- a directory of checkpoints ----
 
 TEST(OpenWanted, NamesTheNewestCheckpointByStepWhereTheDirectoryHoldsSeveral) {

@@ -176,7 +176,8 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
   storage_bytes += read_options.order.delay ? 0 : outcome.storage_bytes;
 
   if (!outcome.status.ok()) {
-    return WithDestination(outcome.status, DescribeTouched(outcome.touched, owner_name));
+    return WithDestination(UnlessReplaced(std::move(outcome.status), files.storage(), index),
+                           DescribeTouched(outcome.touched, owner_name));
   }
   return outcome.bytes_read;
 }
