@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import varve.torch
+import varve.torch.dcp
 
 MIB = 1 << 20
 
@@ -54,6 +55,29 @@ def interrupt(rank: int, size: int, directory: str) -> dict[str, tuple[int, str,
             time.sleep(_LATE)
         varve.torch.load(state, f"{directory}/whole", **options)
 
+    class Interrupted:
+        """Asked for its state, it meets Ctrl-C on one rank."""
+
+        def __init__(self, who: int) -> None:
+            self.who = who
+
+        def state_dict(self) -> dict[str, int]:
+            if rank == self.who:
+                raise KeyboardInterrupt
+            return {"count": 1}
+
+        def load_state_dict(self, state: object) -> None:
+            pass
+
+    def plan(who: int, late: int) -> None:
+        if rank == late:
+            time.sleep(_LATE)
+        varve.torch.save({"o": Interrupted(who), "w": torch.ones(3)}, f"{directory}/planned-{who}")
+
+    def plan_dcp(who: int) -> None:
+        state = {"o": Interrupted(who), "w": torch.ones(3)}
+        varve.torch.dcp.load(state, checkpoint_id=f"{directory}/of-dcp")
+
     found: dict[str, tuple[int, str, str]] = {}
 
     def case(name: str, who: int, call: Callable[[], None]) -> None:
@@ -63,11 +87,18 @@ def interrupt(rank: int, size: int, directory: str) -> dict[str, tuple[int, str,
             timer.start()
         ended = _outcome(call)
         timer.cancel()
+        dist.barrier()  # Each has failed before the next call of any.
         path = f"{directory}/next-{len(found)}"
         found[name] = (who, ended, _outcome(lambda: varve.torch.save(small, path)))
 
+    varve.torch.dcp.save(
+        {"o": {"count": 1}, "w": torch.ones(3)}, checkpoint_id=f"{directory}/of-dcp"
+    )
     for who in range(size):
         late = (who - 1) % size
+        for one in {(who + 1) % size, late} - {0}:
+            case(f"plan on {who} before {one}", who, lambda who=who, one=one: plan(who, one))  # type: ignore[misc]
+        case(f"plan of dcp on {who}", who, lambda who=who: plan_dcp(who))  # type: ignore[misc]
         case(f"write on {who}", who, lambda who=who: save(f"written-{who}", progress=slow))  # type: ignore[misc]
         case(f"read on {who}", who, lambda: load(progress=slow))
         case(f"wait in a save on {who}", who, lambda who=who, late=late: save(f"a-{who}", late))  # type: ignore[misc]

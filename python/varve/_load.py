@@ -19,9 +19,10 @@ from varve._engine import (
 )
 from varve._left_over import makes_wrapped, warn_of_nothing, warn_of_one_value, warn_of_rest
 from varve._match import Match
+from varve._plain_values import plain_values
 from varve._select import Choice as Choice
 from varve._select import Keys, Renamed, prune
-from varve._values import NeedsClassesError, ObjectLeaf, TensorLeaf
+from varve._values import ObjectLeaf, TensorLeaf
 from varve._wrappers import Entries, Wrappers, note
 from varve.errors import (
     CheckpointNotFoundError,
@@ -35,7 +36,8 @@ _CASTABLE = frozenset(DTYPE_NUMBERS[name] for name in ("float16", "bfloat16", "f
 class _Plan:
     """The load of one rank: all that is known before the ranks agree.
 
-    Matches the destination with the checkpoint and lists the memory to fill.
+    Matches the destination with the checkpoint and lists the memory to fill. What is in circles of
+    references has the reader by `opened` alone.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class _Plan:
         choice: Choice,
         cast: bool,
         world: int,
+        opened: list[_core.Reader],
     ) -> None:
         self.reader = reader
         self.arrays = arrays
@@ -64,8 +67,6 @@ class _Plan:
         objects: Container[str] = self.objects
         with _classes.quietly():  # The destination has the containers.
             self.structure = structure = reader.structure()
-        # `match` and `wrappers` are in circles of references, and must not keep the reader open.
-        self._opened = opened = [reader]
         self.wrappers = Wrappers(lambda: dict(_leaves(opened[0], None)) if saved is None else saved)
         saved = structure
         by_name: Callable[[], Mapping[str, Any]] = dict
@@ -137,10 +138,6 @@ class _Plan:
         wanted = {stored: new for new, stored in (self.stored_name or {}).items()}
         wanted.update((self.stored(fqn), fqn) for fqn in self.unwrapped)
         return wanted
-
-    def end(self) -> None:
-        """Lets go of the reader: a checkpoint that is open is not removed by the rules of a run."""
-        self._opened.clear()
 
     def stored(self, fqn: str) -> str:
         """Returns the name in the checkpoint of an entry of the destination."""
@@ -274,13 +271,30 @@ def load(
     choice: Choice,
 ) -> _core.LoadReport:
     """Fills a state in place."""
+    opened: list[_core.Reader] = []
+    try:
+        return _load(state, path, arrays, coordinator, options, choice, opened)
+    finally:
+        opened.clear()  # A checkpoint that is open is not removed by the rules of a run.
+
+
+def _load(
+    state: Any,
+    path: str | os.PathLike[str],
+    arrays: Arrays,
+    coordinator: Coordinator | None,
+    options: _core.LoadOptions,
+    choice: Choice,
+    opened: list[_core.Reader],
+) -> _core.LoadReport:
     rank = 0 if coordinator is None else coordinator.rank
     try:
         reader = _core.Reader(path_text(path), choice.use_agent)
+        opened.append(reader)
         world = 1 if coordinator is None else coordinator.size
         if options.on_difference == "keep" and world == reader.world_size:
             reader.take_values_of(rank)  # Before values are read: the ranks agree later.
-        plan = _Plan(reader, state, arrays, rank, choice, options.cast, world)
+        plan = _Plan(reader, state, arrays, rank, choice, options.cast, world, opened)
         if options.strict and plan.keys is not None:
             # What the destination alone has is missing, and the ranks tell each other so.
             names = [*plan.names_to_fill(), *plan.match.absent]
@@ -313,7 +327,6 @@ def load(
         put(value)
     for fill in match.fills:
         fill()
-    plan.end()
     keys = plan.keys if world == 1 else None  # Of several ranks another may have what was chosen.
     chosen = keys is not None and any(name in keys for name in plan.names_to_fill())
     warn_of_nothing(report, reader, match, rank, chosen, lambda: plan.hint(options.fit))
@@ -433,53 +446,6 @@ def read_entries(
             del origins[fqn]
         fill()
     return structure, found
-
-
-def plain_values(
-    reader: _core.Reader, where: str, names: list[str], allow_pickle: bool
-) -> list[Any]:
-    """Returns the plain values of these names.
-
-    Raises UnsupportedError; if some need classes that nothing here makes, it says which, and which
-    names can be read.
-    """
-    try:
-        return reader.objects(names, allow_pickle)
-    except NeedsClassesError as error:
-        if error.with_pickle:
-            raise
-    blocked: dict[str, list[str]] = {}
-    everything = reader.object_names()
-    for name in everything:
-        try:
-            reader.objects([name], allow_pickle)
-        except NeedsClassesError as error:
-            blocked[name] = error.classes
-    tops = dict.fromkeys(fqn.split(".")[0] for fqn in (*reader.tensor_names(), *everything))
-    stuck = {name.split(".")[0] for name in blocked}
-    free = [top for top in tops if top not in stuck]
-    wanted = {name: classes for name, classes in blocked.items() if name in names}
-    classes = sorted({each for needed in wanted.values() for each in needed})
-    listed = ", in ".join(
-        text for text in (_first(classes), _first([f'"{name}"' for name in wanted if name])) if text
-    )
-    raise UnsupportedError(
-        f"{where}: this file of torch.save holds objects of classes that Varve does not "
-        f"make: {listed}. allow_pickle=True cannot open them: they are parts of the file's one "
-        "pickle, which only torch.load(..., weights_only=False) runs as a whole. "
-        + (
-            f"What else is in it can be read: keys={free[:10]!r}"
-            if free
-            else "Nothing in it can be read without them"
-        )
-        + (f" and {len(free) - 10} more" if len(free) > 10 else ""),
-        path=where,
-    )
-
-
-def _first(listed: list[str]) -> str:
-    """Returns the first five, and the number of the others."""
-    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
 
 
 def _leaves(reader: _core.Reader, structure: Any) -> Iterable[tuple[str, TensorLeaf | ObjectLeaf]]:

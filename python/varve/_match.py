@@ -13,7 +13,7 @@ from typing import Any
 
 from varve._match_objects import STEP, attribute_setter, item_setter, match_object
 from varve._objects import Objects, Source
-from varve._remedies import for_plain, for_wrapped, shown_kind, unlike_shown
+from varve._remedies import for_plain, for_wrapped, shown_array, shown_kind, unlike_shown
 from varve._select import NameTree, prune
 from varve._tree import (
     MAPPINGS,
@@ -103,9 +103,7 @@ class Match:
         self._keys = keys
         self._hollow = hollow
         self._kinds: Objects = arrays
-        self._source: (
-            Source  # While it matches: what reads a checkpoint keeps others from removing it.
-        )
+        self._source: Source  # While it matches: an open checkpoint is not removed.
         self._give_back = arrays.give_back
         #: Matching what an object has given that takes all that is stored.
         self._takes_all = False
@@ -119,8 +117,10 @@ class Match:
     def match(self, state: Any, structure: Any, source: Source) -> None:
         """Matches a whole state, a dict or an object with a state dict, with a stored structure."""
         self._source = source
-        self._match(state, structure)
-        del self._source, self._pickled
+        try:
+            self._match(state, structure)
+        finally:
+            del self._source, self._pickled
 
     def _match(self, state: Any, structure: Any) -> None:
         whole = state.state_dict() if is_stateful(state) else state
@@ -159,9 +159,8 @@ class Match:
                 self._replace(None, stored, path, replace)
             else:
                 plain = "a plain tensor" if type(stored) is Wrapped else "a tensor"
-                self.mismatched.append(f"{path} (stored {shown_kind(stored)}, wanted {plain})")
+                self.differ(path, stored, f"{shown_kind(stored)}, wanted {plain}")
                 self.remedies.update(for_plain(stored))
-                self.known.extend(fqn for fqn, _ in leaves(stored, path))
         elif is_stateful(value):
             self._stateful(value, stored, path)
         elif type(value) is PerRank:
@@ -197,10 +196,8 @@ class Match:
         else:
             unlike = "" if all(name in stored for name in apart.inner) else shown_kind(stored)
         if unlike:
-            shown = unlike_shown(unlike, apart.name)
-            self.mismatched.append(f"{path} (stored {shown})")
+            self.differ(path, stored, unlike_shown(unlike, apart.name))
             self.remedies.update(for_wrapped(apart.name, stored, self._cast))
-            self.known.extend(fqn for fqn, _ in leaves(stored, path))
             return
         if not apart.in_place and type(stored) is Wrapped:
             box = self._build(stored, path)
@@ -407,15 +404,19 @@ class Match:
         if isinstance(stored, ObjectLeaf) and path not in self._stored_objects:
             self.missing.append(path)  # The structure is not the checkpoint's own.
             return
-        if not self._takes_all and self._tensors_in(value, path):
+        array = shown_array(value, stored)
+        if not self._takes_all and (array or self._tensors_in(value, path)):
             # Memory that was to be filled would silently be dropped.
-            self.mismatched.append(
-                f"{path} (stored {shown_kind(stored)}, wanted {shown_kind(value)} with tensors)"
-            )
-            self.known.extend(fqn for fqn, _ in leaves(stored, path))
+            wanted = array or f"{shown_kind(value)} with tensors"
+            self.differ(path, stored, f"{shown_kind(stored)}, wanted {wanted}")
             return
         box = self._build(stored, path)
         self.fills.append(lambda: replace(box[0]))
+
+    def differ(self, path: str, stored: Any, how: str) -> None:
+        """Notes that what is stored under a path, shown in `how`, cannot take the place of what is there."""
+        self.mismatched.append(f"{path} (stored {how})")
+        self.known.extend(fqn for fqn, _ in leaves(stored, path))
 
     def _tensors_in(self, value: Any, path: str) -> bool:
         flat = Flattener(self._rank, self._is_tensor, lambda _tensor: "")

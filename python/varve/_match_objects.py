@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from varve._objects import Entry, Planned
+from varve._remedies import shown_kind
 from varve._tree import join, leaves
-from varve._values import TensorLeaf
+from varve._values import ObjectLeaf, TensorLeaf
 
 if TYPE_CHECKING:
     from varve._match import Match
@@ -51,9 +52,19 @@ def match_object(
         _module(match, value, state, stored, path, replace)
     elif path is None:
         match._mapping(state, stored, path)
+    elif isinstance(state, Mapping) and _is_no_mapping(match, stored, path):
+        wanted = f"the state of a {type(value).__name__}, a dict"
+        match.differ(path, stored, f"{shown_kind(stored)}, wanted {wanted}")
     else:
         match._visit(state, stored, path, replace)
     match._takes_all, match._like = outside
+
+
+def _is_no_mapping(match: Match, stored: Any, path: str) -> bool:
+    if isinstance(stored, ObjectLeaf) and match._wants(path):
+        values = match._source.values([path])  # Of a dict of a class of its own it is one.
+        return values is not None and not isinstance(values[0], Mapping)
+    return isinstance(stored, (TensorLeaf, list))
 
 
 def _module(

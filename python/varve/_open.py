@@ -15,7 +15,7 @@ import numpy as np
 from varve import _arguments, _core
 from varve._engine import Arrays, Filling, path_text
 from varve._files import StoredFiles
-from varve._load import plain_values
+from varve._plain_values import plain_values
 from varve.errors import InvalidArgumentError
 
 

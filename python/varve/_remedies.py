@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from varve._values import ObjectLeaf, TensorLeaf, Wrapped
 
 #: Between the module and the class, in the names of stored classes.
@@ -49,6 +51,13 @@ def shown_kind(value: Any) -> str:
     if isinstance(value, Mapping):
         return "a dict"
     return "a list" if isinstance(value, list) else f"a {type(value).__name__}"
+
+
+def shown_array(value: Any, stored: Any) -> str:
+    """Returns what an array is that no load fills, where a tensor is stored for it; else nothing."""
+    if isinstance(value, np.ndarray) and isinstance(stored, TensorLeaf):
+        return f"a {type(value).__name__} of {value.dtype}, which cannot be filled in place"
+    return ""
 
 
 def unlike_shown(unlike: str, wanted: str) -> str:

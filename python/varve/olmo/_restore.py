@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 
 from varve import _core, _engine
 from varve._core import Channel
-from varve._load import plain_values, read_from
+from varve._load import read_from
+from varve._plain_values import plain_values
 from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error
 from varve.olmo import _optim, _ranks
 from varve.olmo._pieces import HeldModel, Piece, PieceArrays

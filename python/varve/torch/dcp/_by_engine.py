@@ -106,7 +106,7 @@ def save_by_stager(job: Job, stager: Stager) -> AsyncSave:
     try:
         path = job.path
         job.reset()
-    except Exception as error:
+    except BaseException as error:
         job.failure = job.failure or error
     failed = job.failed()
     if failed is not None:
@@ -137,12 +137,17 @@ def close_stagers() -> None:
 def _obstacles(job: Job, check: Callable[[], None]) -> list[str | None]:
     """Returns why the engine does not take the save, by rank; None where nothing is in the way. Collective."""
     obstacle = None
+    interrupt: BaseException | None = None
     try:
         with collector_at_rest():
             check()
     except Exception as error:  # The others are about to wait for this rank.
         obstacle = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+    except BaseException as error:
+        interrupt = error
     with together(job.what, job.group) as ranks:
+        if interrupt is not None:
+            raise interrupt
         return ranks.combine("plan", lambda: obstacle, lambda given: [given] * ranks.size)
 
 

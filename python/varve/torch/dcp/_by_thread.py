@@ -46,7 +46,7 @@ def save_by_thread(job: Job, stager: Any) -> Any:
         if plain is not None:
             try:
                 copy = log_step("stage_state_dict", lambda: make(plain))
-            except Exception as error:
+            except BaseException as error:
                 failure = error  # The others are about to wait for this rank in their threads.
         ranks = job.group.in_background(job.what)
     except BaseException:
@@ -94,6 +94,8 @@ def save_by_thread(job: Job, stager: Any) -> Any:
             out.set_exception(problem)
 
     executor.thread.submit(run)
+    if failure is not None and not isinstance(failure, Exception):
+        raise failure  # Ctrl-C. The thread tells the other ranks.
     if staged is not None:
         return _Response(staging_completion=out.staging_completion, upload_completion=out)
     if failure is None:

@@ -72,13 +72,13 @@ def save(
     if writer is None:
         writer = _find(checkpoint_id, FileSystemWriter, reader=False)
     group.storage = class_of_others(storage_writer)
-    failure: Exception | None = None
+    failure: BaseException | None = None
     plain: dict[str, Any] = {}
     try:
         if storage_writer is not None and checkpoint_id is not None:
             writer.reset(checkpoint_id)
         plain = plain_of(state_dict)
-    except Exception as error:
+    except BaseException as error:  # Also Ctrl-C: the others are about to wait for this rank.
         failure = error
     return save_plain(what, group, plain, failure, writer, planner, use_collectives)
 
@@ -159,7 +159,7 @@ def load(
         if isinstance(reader, FileSystemReader):
             with torch.no_grad() if planner is None else contextlib.nullcontext():
                 plain_planner = reader.open(plain if planner is None else None)
-    except Exception as error:
+    except BaseException as error:  # Also Ctrl-C: the others are about to wait for this rank.
         failure = error
     load_plain(what, group, plain, failure, reader, planner or plain_planner)
     try:
@@ -203,10 +203,10 @@ def save_state_dict(
 ) -> Metadata:
     """Deprecated by torch in favour of `save`. Objects are not asked for their `state_dict`."""
     _deprecated("save_state_dict", "save")
-    failure: Exception | None = None
+    failure: BaseException | None = None
     try:
         storage_writer.reset()
-    except Exception as error:
+    except BaseException as error:
         failure = error
     group = Group(process_group, no_dist)
     group.storage = class_of_others(storage_writer)
@@ -231,12 +231,12 @@ def load_state_dict(
 ) -> None:
     """Deprecated by torch in favour of `load`. Objects are not given what was loaded."""
     _deprecated("load_state_dict", "load")
-    failure: Exception | None = None
+    failure: BaseException | None = None
     try:
         storage_reader.reset()
         if isinstance(storage_reader, FileSystemReader):
             storage_reader.open()
-    except Exception as error:
+    except BaseException as error:
         failure = error
     load_plain(
         f"load {_name(None, storage_reader)}",

@@ -61,13 +61,13 @@ class Job:
     planner: SavePlanner | None
     use_collectives: bool
     state: dict[str, Any] | None = None
-    failure: Exception | None = None
+    failure: BaseException | None = None
 
     def ask(self, state_dict: dict[str, Any]) -> None:
         """Sets `state` or `failure`: asks the objects of a state for theirs."""
         try:
             self.state = plain_of(state_dict)
-        except Exception as error:
+        except BaseException as error:  # Also Ctrl-C.
             self.failure = error
 
     def failed(self) -> AsyncSave | None:
