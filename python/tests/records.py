@@ -27,7 +27,7 @@ def rewrite_record(checkpoint: Path, old: bytes, new: bytes) -> None:
 
 def make_newer(checkpoint: Path) -> None:
     """Makes a checkpoint look as if a newer Varve had written it."""
-    rewrite_record(checkpoint, b'"varve_format": 4', b'"varve_format": 5')
+    rewrite_record(checkpoint, b'"varve_format": 5', b'"varve_format": 6')
 
 
 def make_data_newer(file: Path) -> None:

@@ -67,7 +67,7 @@ def test_the_bytes_of_the_phase_read_are_those_that_a_load_reports(
     report = varve.torch.load({**state, "w": tied, "tied": tied, "v": given}, path, **options)
     by_name = {phase.name: phase.bytes for phase in report.phases}
     assert by_name["read"] == report.bytes_read > 0
-    # The native index has hashes of what is stored.
+    # The headers of native files have hashes of what is stored.
     assert format == "varve" or by_name["compare"] >= 2 * weight.nbytes
     assert format == "hf" or format == "torch.save" or by_name["values"] > 0
 

@@ -53,7 +53,9 @@ def test_repair_rebuilds_the_very_bytes_of_the_index(
     assert len(list(checkpoint.iterdir())) == 3
 
 
-def test_repair_of_hashes_leaves_the_record_on_which_readers_hold_locks(checkpoint: Path) -> None:
+def test_repair_of_the_manifest_leaves_the_record_on_which_readers_hold_locks(
+    checkpoint: Path,
+) -> None:
     before = (checkpoint / "varve.json").stat().st_ino
     manifest = checkpoint / "manifest.bin"
     good = manifest.read_bytes()

@@ -144,7 +144,7 @@ def test_inspect_shows_tensors_and_values(run, checkpoint):
 
 def test_inspect_as_json_holds_the_same(run_json, checkpoint):
     found = run_json("inspect", checkpoint)
-    assert (found["format"], found["format_version"], found["world_size"]) == ("varve", 4, 1)
+    assert (found["format"], found["format_version"], found["world_size"]) == ("varve", 5, 1)
     (file,) = found["files"]
     assert file["bytes"] == found["total_bytes"] == data_file(checkpoint).stat().st_size
     tensors = {tensor["fqn"]: tensor for tensor in found["tensors"]}
