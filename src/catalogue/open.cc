@@ -179,6 +179,9 @@ Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path,
   std::optional<SaveId> seen;  // In the record after the last try; nothing where there was none.
   for (int i = 1;; ++i) {
     auto opened = TryOpenIndex(storage, path, stop);
+    if (opened.ok()) {
+      opened->opened_as = path;
+    }
     if ((opened.ok() && opened->record) || i == kTries ||
         opened.status().code() == StatusCode::kCancelled) {
       return opened;
@@ -222,7 +225,7 @@ bool WasReplaced(Storage& storage, const OpenedIndex& index) {
     return names.ok() ? std::none_of(names->begin(), names->end(), is_ours)
                       : names.status().code() == StatusCode::kNotFound;
   }
-  const auto now = OpenIndex(storage, index.home());
+  const auto now = OpenIndex(storage, index.opened_as.empty() ? index.home() : index.opened_as);
   if (!now.ok()) {
     return now.status().code() == StatusCode::kNotFound;
   }

@@ -28,6 +28,8 @@ struct OpenedIndex {
   /// The checkpoint's own directory where its record names another for its files; else empty.
   std::string record_directory{};
 
+  std::string opened_as{};  ///< The directory or file that OpenIndex was given; empty elsewhere.
+
   /// The directory of side files where it is not that of the files; else empty.
   std::string side_directory{};
 

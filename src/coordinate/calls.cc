@@ -225,18 +225,22 @@ CallDecision Calls::OneHasMissed(std::optional<int> vote) {
 }
 
 void CallsOfRank0::Left(Calls::Made call) {
-  if (const auto alone = PlaceOf(left_alone_, call.name, 0, false)) {
-    DropThrough(&left_alone_, *alone);  // Each has left the call without the other.
-  } else {
+  if (!alone_) {
     Keep(&left_, std::move(call));
   }
 }
 
-void CallsOfRank0::LeftAlone(std::string name) { Keep(&left_alone_, {std::move(name), 0, {}, -1}); }
+void CallsOfRank0::LeftAlone() {
+  if (!std::exchange(taken_, false)) {
+    alone_ = true;
+    left_.clear();
+  }
+}
 
 void CallsOfRank0::Joined() {
   left_.clear();
-  left_alone_.clear();
+  alone_ = false;
+  taken_ = false;
 }
 
 std::optional<Calls::Made> CallsOfRank0::Take(const std::string& name) {
@@ -246,7 +250,7 @@ std::optional<Calls::Made> CallsOfRank0::Take(const std::string& name) {
   }
   Calls::Made taken = std::move(left_[*place]);
   DropThrough(&left_, *place);
-  left_alone_.clear();
+  taken_ = true;
   return taken;
 }
 

@@ -83,12 +83,16 @@ class Calls {
 
 /// On another rank: the calls that rank 0 has left without it. Rank 0 says so at once: it may be in
 /// no call, and answer nothing, when this rank comes. Deterministic.
+///
+/// This rank decides alone only what rank 0 would decide too, whatever call that is in. It is so
+/// while this rank has left no call without rank 0 since the two were in one: Calls then fails it in
+/// each call of the name of one that rank 0 has left. Else it waits for rank 0.
 class CallsOfRank0 {
  public:
   /// Rank 0 has left a call.
   void Left(Calls::Made call);
-  /// This rank has left a call in which rank 0 was not with it, and did not end it.
-  void LeftAlone(std::string name);
+  /// This rank has left a call in which rank 0 was not with it.
+  void LeftAlone();
   /// The two are in a call together: what came before is settled.
   void Joined();
   /// Returns the call of this name that rank 0 has left, which this rank enters now. Forgets it and
@@ -97,7 +101,8 @@ class CallsOfRank0 {
 
  private:
   std::deque<Calls::Made> left_;
-  std::deque<Calls::Made> left_alone_;
+  bool alone_ = false;  // This rank has left a call without rank 0, which rank 0 had not left.
+  bool taken_ = false;  // This rank is in a call that Take has returned.
 };
 
 /// Returns why a rank fails that comes to a call which rank 0 has left for a reason.

@@ -21,10 +21,10 @@
 //     bear the other rank's number; rank 0 keeps messages until they are in a call together, in
 //     both directions.
 //  5. A rank that comes late, to a call that rank 0 has ended, gets an error at once and fails that
-//     call alone; the next one finds all ranks in step. Rank 0 reads nothing between its calls: it
-//     tells the ranks that have not come when it ends one. A rank that has missed a call waits in
-//     its present one while rank 0 ends the missed one on all ranks, with the names of both; rank 0
-//     comes next. Where rank 0 has missed a call, the ranks that wait in it get an error at once.
+//     call alone; the next one finds all ranks in step. Rank 0 reads nothing between its calls: when
+//     it ends one it tells the connected ranks that have not come. A rank that has missed a call
+//     waits in its present one while rank 0 ends the missed one on all ranks, with the names of
+//     both; then rank 0 comes. If rank 0 has missed a call, the ranks in it get an error at once.
 //  6. Rank 0 reads from all ranks at once. Where a rank has not called, rank 0 gives up at the
 //     earliest time limit of the ranks that have: so each of them learns within its own time limit
 //     which rank is missing.
@@ -43,7 +43,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <string_view>
 
 #include "base/seconds.h"
 
@@ -104,6 +103,7 @@ void ChannelState::Begin(const std::string& what, double limit, TimePoint now) {
 void ChannelState::Skip(const std::string& what, const std::string& why) {
   ++number_;
   untold_.push_back({number_, what, why});
+  ended_.LeftAlone();
   if (untold_.size() > kUntoldKept) {
     untold_.erase(untold_.begin());
   }
@@ -130,8 +130,8 @@ void ChannelState::End(const std::string& why, int cause) {
     peer.unsent.clear();
     if (rank_ == 0) {
       peer.calls.End(reason, cause);
-    } else if (peer.call != number_ && peer.left != number_) {
-      ended_.LeftAlone(what_);
+    } else if (peer.call != number_) {
+      ended_.LeftAlone();
     }
   }
   for (const auto& [calls, ranks] : missed_) {

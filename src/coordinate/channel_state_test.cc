@@ -34,8 +34,8 @@ struct Rank {
   TimePoint busy_until{};          // Before the next call.
   int waits_for = -1;              // In a call; -1 outside.
   bool alive = true;
-  std::vector<std::string> made{};
-  std::map<std::string, std::string> outcomes{};  // By call; "done" or the error.
+  std::vector<std::string> done{};                // Calls that were made with the others, in order.
+  std::map<std::string, std::string> outcomes{};  // By call, the last; "done" or the error.
   std::map<std::string, double> took{};
   TimePoint began{};
   std::vector<std::string> received{};
@@ -113,6 +113,7 @@ class World {
       rank.began = now_;
       rank.state->Begin(rank.calls.front(), kLimit, now_);
       if (interrupted == std::pair(number, rank.calls.front())) {
+        interrupted.first = -1;  // Once.
         rank.waits_for = number;
         End(number, Unavailable(kInterruptedReason));
         Post(number);
@@ -156,7 +157,9 @@ class World {
     Rank& rank = At(number);
     const std::string call = rank.calls.front();
     const std::string error = "rank " + std::to_string(rank.waits_for) + ": " + status.message();
-    rank.made.push_back(call);
+    if (status.ok()) {
+      rank.done.push_back(call);
+    }
     rank.outcomes[call] = status.ok() ? "done" : error;
     rank.took[call] = std::chrono::duration<double>(now_ - rank.began).count();
     rank.state->End(status.ok() ? "" : error, -1);
@@ -240,17 +243,6 @@ TEST(ChannelState, ARankThatMissesCallsCostsTheOthersTheseAloneAndIsNamed) {
   }
 }
 
-/// Returns the calls that a rank has made together with the others, in their order.
-std::vector<std::string> DoneBy(const Rank& rank) {
-  std::vector<std::string> done;
-  for (const std::string& call : rank.made) {
-    if (rank.outcomes.at(call) == "done") {
-      done.push_back(call);
-    }
-  }
-  return done;
-}
-
 TEST(ChannelState, WhereOneRankMissesALoadAllAreTogetherAfterOneMoreCallAtMost) {
   for (unsigned seed = 0; seed < 100; ++seed) {
     for (const int who : {0, 1}) {
@@ -263,7 +255,7 @@ TEST(ChannelState, WhereOneRankMissesALoadAllAreTogetherAfterOneMoreCallAtMost) 
       }
       world.Run();
       for (const Rank& rank : world.ranks) {
-        std::vector<std::string> done = DoneBy(rank);
+        std::vector<std::string> done = rank.done;
         ASSERT_GE(done.size(), 2U);
         EXPECT_EQ(std::vector(done.end() - 2, done.end()), Steps(2, 4)) << "seed " << seed;
       }
@@ -280,7 +272,7 @@ TEST(ChannelState, AnotherCallAtTheSamePlaceCostsAllRanksItAndNoFurtherOne) {
     }
     world.Run();
     for (const Rank& rank : world.ranks) {
-      EXPECT_EQ(DoneBy(rank), (std::vector<std::string>{"save step-1", "save step-3"}));
+      EXPECT_EQ(rank.done, (std::vector<std::string>{"save step-1", "save step-3"}));
     }
   }
 }
@@ -302,8 +294,8 @@ TEST(ChannelState, TwoRanksMeetAgainWhateverIsMissedByWhomAndInWhateverOrder) {
       rank.calls.insert(rank.calls.end(), last.begin(), last.end());
     }
     world.Run();
-    const std::vector<std::string> done = DoneBy(world.At(0));
-    EXPECT_EQ(done, DoneBy(world.At(1))) << "seed " << seed;
+    const std::vector<std::string> done = world.At(0).done;
+    EXPECT_EQ(done, world.At(1).done) << "seed " << seed;
     ASSERT_FALSE(done.empty());
     EXPECT_EQ(done.back(), last.back());
     ++met[std::count_if(done.begin(), done.end(), [](const std::string& one) {
@@ -312,6 +304,50 @@ TEST(ChannelState, TwoRanksMeetAgainWhateverIsMissedByWhomAndInWhateverOrder) {
   }
   EXPECT_GE(met.begin()->first, 2);
   EXPECT_GT(met[3], 700);
+}
+
+/// Found by a reader: by the name alone a rank took rank 0's earlier call of a name for its own.
+TEST(ChannelState, ARankJoinsTheSecondCallOfANameThoughRank0HasLeftAFirstOne) {
+  for (unsigned seed = 0; seed < 100; ++seed) {
+    World world(2, seed);
+    world.At(0).calls = {"save step-1", "save step-5", "save step-5", "save step-6"};
+    world.At(1).calls = {"save step-1", "save step-4", "save step-5", "save step-6"};
+    world.interrupted = {0, "save step-5"};
+    world.At(1).busy_until = {};
+    world.Run();
+    EXPECT_EQ(world.At(0).outcomes.at("save step-6"), "done") << "seed " << seed;
+    EXPECT_EQ(world.At(0).done.size(), world.At(1).done.size());
+  }
+}
+
+/// Programs of few names, which come again, with calls that one rank leaves at once by Ctrl-C.
+TEST(ChannelState, RanksThatRepeatNamesMeetAgainAndAgreeOnWhichCallsWereDone) {
+  const std::vector<std::string> names = {"save latest", "load latest", "save step-1"};
+  const std::vector<std::string> last = Steps(10, 14);
+  int met = 0;
+  for (unsigned seed = 0; seed < 1000; ++seed) {
+    World world(3, seed);
+    std::vector<std::string> program;
+    for (int i = 0; i < 5; ++i) {
+      program.push_back(names[world.Random(3)]);
+    }
+    for (Rank& rank : world.ranks) {
+      rank.calls = program;
+      if (world.Random(3) == 0) {
+        rank.calls.erase(rank.calls.begin() + world.Random(5));
+      }
+      rank.calls.insert(rank.calls.end(), last.begin(), last.end());
+    }
+    world.interrupted = {static_cast<int>(world.Random(3)), names[world.Random(3)]};
+    world.Run();
+    const std::vector<std::string> done = world.At(0).done;
+    EXPECT_EQ(done, world.At(1).done) << "seed " << seed;
+    EXPECT_EQ(done, world.At(2).done) << "seed " << seed;
+    ASSERT_FALSE(done.empty());
+    EXPECT_EQ(done.back(), last.back()) << "seed " << seed;
+    met += std::count(done.begin(), done.end(), last.front()) != 0 ? 1 : 0;
+  }
+  EXPECT_GT(met, 800);
 }
 
 TEST(ChannelState, ARankThatDiesIsNamedOnAllLivingRanksAndNoMessageIsTakenForAnotherCalls) {

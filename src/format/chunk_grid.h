@@ -22,7 +22,7 @@ struct ChunkRun {
   std::uint64_t end = 0;  ///< The number of the first chunk behind the run.
   std::uint64_t begin = 0;
   std::uint32_t file = 0;
-  std::int32_t step = 0;  ///< 0 in a run of one chunk.
+  std::int32_t step = 0;  ///< 0 in a run of one chunk, and of several without bytes.
   friend bool operator==(const ChunkRun&, const ChunkRun&) = default;
 };
 

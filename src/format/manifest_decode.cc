@@ -30,6 +30,11 @@ namespace {
 
 // Manifests of this version have a record for each chunk.
 constexpr std::uint32_t kChunkRecordVersion = 1;
+// Three times what the writer's limit allows, which counts a run for each. Looking at all of them
+// takes less than a second.
+constexpr std::uint64_t kMostChunks = std::uint64_t{1} << 28;
+// Of a chunk that is kept by itself a manifest has a box, and a file and a place in it, or a record.
+constexpr std::uint64_t kLeastChunkBytes = 16;
 // The ratio of zstd for zeros: blocks of 128 KiB in 4 bytes. A frame that claims more is refused.
 constexpr std::uint64_t kMaxZstdRatio = 32768;
 
@@ -49,7 +54,8 @@ bool IsAligned(const Vector* vector) {
 /// the buffer; that their numbers refer to each other rightly is checked here.
 class Decoder {
  public:
-  Decoder(const fb::Manifest& manifest, std::uint32_t version) : in_(manifest), version_(version) {}
+  Decoder(const fb::Manifest& manifest, std::uint32_t version, std::uint64_t bytes)
+      : in_(manifest), version_(version), most_listed_(bytes / kLeastChunkBytes) {}
 
   Result<Metadata> Decode() {
     if (!IsAligned(in_.tensors()) || !IsAligned(in_.chunks()) || !IsAligned(in_.dims()) ||
@@ -159,6 +165,7 @@ class Decoder {
           record.chunk_count() > in_.chunks()->size() - record.chunks_begin()) {
         return MalformedManifest("chunks of tensor \"" + tensor.fqn + "\" out of range");
       }
+      VARVE_RETURN_IF_ERROR(Count(record.chunk_count(), true));
       ChunkCollector chunks(tensor.shape, tensor.dtype);
       for (std::uint64_t c = 0; c < record.chunk_count(); ++c) {
         VARVE_RETURN_IF_ERROR(AddChunk(record.chunks_begin() + c, tensor, &chunks));
@@ -191,6 +198,16 @@ class Decoder {
     return Status::Ok();
   }
 
+  /// Counts chunks, so that a few bytes cannot claim many: records may share what they refer to.
+  Status Count(std::uint64_t chunks, bool listed) {
+    if (chunks > kMostChunks - chunks_ || (listed && chunks > most_listed_ - listed_)) {
+      return MalformedManifest("more chunks than there can be");
+    }
+    chunks_ += chunks;
+    listed_ += listed ? chunks : 0;
+    return Status::Ok();
+  }
+
   // ---- from version 4 on ----
 
   Status Layouts() {
@@ -205,6 +222,9 @@ class Decoder {
       const fb::LayoutRecord& record = *in_.layouts()->Get(i);
       TensorMetadata tensor;
       VARVE_RETURN_IF_ERROR(Begin(i, record.dtype(), record.dims_begin(), record.rank(), &tensor));
+      // Variants are kept chunk by chunk.
+      VARVE_RETURN_IF_ERROR(
+          Count(record.chunk_count(), !record.is_grid() || IsVariantName(tensor.fqn)));
       const Status added = record.is_grid() ? AddGrid(record, &tensor) : AddBoxes(record, &tensor);
       VARVE_RETURN_IF_ERROR(added.Annotate("malformed manifest: tensor \"" + tensor.fqn + "\""));
       out_.tensors.push_back(std::move(tensor));
@@ -228,9 +248,6 @@ class Decoder {
       const auto& run = *all.Get(static_cast<std::uint32_t>(record.runs_begin() + i));
       if (run.end() <= before || run.end() > record.chunk_count()) {
         return DataLoss("runs that do not ascend");
-      }
-      if (run.step() == 0 && run.end() - before > 1) {  // A few bytes cannot claim many chunks.
-        return DataLoss("a run of several chunks in one file");
       }
       const std::int64_t last =
           run.file() + run.step() * static_cast<std::int64_t>(run.end() - before - 1);
@@ -321,6 +338,9 @@ class Decoder {
 
   const fb::Manifest& in_;
   const std::uint32_t version_;
+  const std::uint64_t most_listed_;
+  std::uint64_t chunks_ = 0;
+  std::uint64_t listed_ = 0;  // Of `chunks_`, those that take memory each.
   Metadata out_;
   std::vector<ChunkRun> runs_;  // Of the tensor that is being read; kept for its memory.
   // Bytes that are data of each file.
@@ -382,7 +402,7 @@ Result<Metadata> DecodeManifest(std::string_view frame) {
   if (!fb::VerifyManifestBuffer(verifier)) {
     return MalformedManifest("FlatBuffers verification failed");
   }
-  return Decoder(*fb::GetManifest(data), plain.version).Decode();
+  return Decoder(*fb::GetManifest(data), plain.version, plain.bytes).Decode();
 }
 
 }  // namespace varve

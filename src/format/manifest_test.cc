@@ -232,26 +232,60 @@ TEST(Manifest, RefusesMoreChunksThanBoxesOrNumbers) {
       const Bytes frame = test::SealManifest(
           std::string_view(reinterpret_cast<const char*>(words.data()), good.size()), 5);
       EXPECT_TRUE(FailsWith(DecodeManifest(frame), StatusCode::kDataLoss,
-                            {"malformed manifest: tensor \"~grid\""}))
+                            {"malformed manifest", chunks == 3 ? "~grid" : "more chunks"}))
           << is_grid << ", " << chunks;
     }
   }
 }
 
-TEST(Manifest, RefusesARunOfSeveralChunksInOneFile) {
-  const Bytes good = test::PlainOfManifest(Encode(WithGrids(SampleMetadata())));
-  std::vector<std::uint64_t> words(good.size() / 8 + 1);
-  std::memcpy(words.data(), good.data(), good.size());
+/// Returns a manifest whose tensors are grids of so many bytes, each a chunk, all at one place.
+Bytes ManifestOfGrids(const std::vector<std::string>& names, std::uint64_t chunks) {
+  constexpr std::uint64_t kFew = 6;
+  Metadata metadata = WithoutHashes(SampleMetadata());
+  metadata.tensors.clear();
+  for (const std::string& name : names) {
+    ChunkGrid grid{*Cells::Of({kFew}, {1}), 1, {{kFew, metadata.files[0].data_begin, 0, 0}}, {}};
+    metadata.tensors.push_back({name, DType::kUInt8, {kFew}, {}});
+    metadata.tensors.back().chunks = ChunkList(std::make_shared<const ChunkGrid>(std::move(grid)));
+  }
+  const Bytes plain = test::PlainOfManifest(Encode(metadata));
+  std::vector<std::uint64_t> words(plain.size() / 8 + 1);
+  std::memcpy(words.data(), plain.data(), plain.size());
   const fb::Manifest& manifest = *fb::GetManifest(words.data());
-  const auto at = manifest.layouts()->Get(manifest.layouts()->size() - 1)->runs_begin();
-  const fb::RunRecord run = *manifest.runs()->Get(static_cast<std::uint32_t>(at));
-  ASSERT_GT(run.end(), 1U);
-  *const_cast<fb::RunRecord*>(manifest.runs()->Get(static_cast<std::uint32_t>(at))) =
-      fb::RunRecord(run.end(), run.begin(), 0, 0);
-  const Bytes frame = test::SealManifest(
-      std::string_view(reinterpret_cast<const char*>(words.data()), good.size()), 5);
-  EXPECT_TRUE(
-      FailsWith(DecodeManifest(frame), StatusCode::kDataLoss, {"several chunks in one file"}));
+  for (std::uint32_t i = 0; i < manifest.layouts()->size(); ++i) {
+    auto* const layout = const_cast<fb::LayoutRecord*>(manifest.layouts()->Get(i));
+    const auto run = static_cast<std::uint32_t>(layout->runs_begin());
+    const_cast<std::uint64_t*>(manifest.dims()->data())[layout->dims_begin()] = chunks;
+    *const_cast<fb::RunRecord*>(manifest.runs()->Get(run)) =
+        fb::RunRecord(chunks, manifest.runs()->Get(run)->begin(), 0, 0);
+    *layout = fb::LayoutRecord(layout->dims_begin(), layout->boxes_begin(), chunks,
+                               layout->runs_begin(), 1, 1, layout->dtype(), true);
+  }
+  return test::SealManifest({reinterpret_cast<const char*>(words.data()), plain.size()}, 5);
+}
+
+// Found by a reader: records may share runs and boxes, and a few bytes claim many chunks.
+TEST(Manifest, RefusesMoreChunksThanItsBytesCanBeOf) {
+  constexpr std::uint64_t kMany = std::uint64_t{1} << 27;
+  EXPECT_TRUE(IsOk(DecodeManifest(ManifestOfGrids({"a", "b"}, kMany))));
+  for (const auto& [names, chunks] :
+       {std::pair(std::vector<std::string>{"a", "b", "c"}, kMany),
+        std::pair(std::vector<std::string>{"__varve__.ranks.1.a", "a"}, std::uint64_t{1000})}) {
+    EXPECT_TRUE(FailsWith(DecodeManifest(ManifestOfGrids(names, chunks)), StatusCode::kDataLoss,
+                          {"more chunks than there can be"}));
+  }
+}
+
+// Found by a reader: chunks without bytes lie at one place of their file.
+TEST(Manifest, RoundTripsSeveralChunksOfATensorWithoutElements) {
+  Metadata metadata = WithoutHashes(SampleMetadata());
+  TensorMetadata tensor{"~empty", DType::kUInt8, {0, 16}, {}};
+  const std::uint64_t begin = metadata.files[0].data_begin;
+  for (std::uint64_t column = 0; column < 16; column += 4) {
+    tensor.chunks.Listed().push_back({{{0, column}, {0, 4}}, {0, begin, begin}});
+  }
+  metadata.tensors.push_back(std::move(tensor));
+  EXPECT_EQ(DecodeManifest(Encode(metadata)).value(), metadata);
 }
 
 TEST(Manifest, AMillionChunksOfEqualShardsTakeFewBytes) {

@@ -14,12 +14,15 @@ Result<const ChunkHashes::OfFile*> ChunkHashes::HashesIn(std::uint32_t file) {
     return &found->second;
   }
   VARVE_ASSIGN_OR_RETURN(ReadableFile* const opened, files_.Open(file));
-  VARVE_ASSIGN_OR_RETURN(const std::string bytes, ReadHeaderBytes(*opened));
+  const std::string name = files_.Reads(file).name;
+  auto bytes = ReadHeaderBytes(*opened);
+  VARVE_RETURN_IF_ERROR(bytes.status().Annotate(name));
   std::uint32_t crc32c = 0;
-  VARVE_ASSIGN_OR_RETURN(const DataFileHeader header, DecodeHeader(bytes, &crc32c));
+  auto header = DecodeHeader(*bytes, &crc32c);
+  VARVE_RETURN_IF_ERROR(header.status().Annotate(name));
   OfFile& hashes = known_[file];
-  for (const StoredChunk& chunk : header.chunks) {
-    hashes.emplace(std::pair(bytes.size() + chunk.bytes.begin, bytes.size() + chunk.bytes.end),
+  for (const StoredChunk& chunk : header->chunks) {
+    hashes.emplace(std::pair(bytes->size() + chunk.bytes.begin, bytes->size() + chunk.bytes.end),
                    chunk.content);
   }
   return &hashes;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "base/guarded.h"
 #include "catalogue/side_files.h"
 #include "format/manifest.h"
 #include "plan/index_size.h"
@@ -65,7 +66,10 @@ Result<CheckpointIndex> MakeNativeIndex(const SettledSave& settled,
   VARVE_RETURN_IF_ERROR(settled.ForEachRank(add));
   VARVE_ASSIGN_OR_RETURN(Metadata metadata, merge.Finish());
   if (settled.kept_index != nullptr) {
-    settled.kept_index->Keep(settled, metadata, std::move(written));
+    (void)Guarded([&] {  // Without memory for it the next save makes its index anew.
+      settled.kept_index->Keep(settled, metadata, std::move(written));
+      return Status::Ok();
+    });
   }
   return finish(std::move(metadata));
 }

@@ -34,9 +34,9 @@ FORMAT_MUTANTS = (
         MANIFEST,
     ),
     Mutant(
-        "manifest-run-of-several-chunks-in-one-file",
+        "manifest-of-more-chunks-than-its-bytes",
         "src/format/manifest_decode.cc",
-        "if (run.step() == 0 && run.end() - before > 1) {",
+        "if (chunks > kMostChunks - chunks_ || (listed && chunks > most_listed_ - listed_)) {",
         "if (false) {",
         MANIFEST,
     ),

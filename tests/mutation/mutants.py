@@ -381,6 +381,27 @@ MUTANTS = (
         PLAN,
     ),
     Mutant(
+        "kept-index-with-places-of-before",
+        "src/save/plans/kept_index.cc",
+        "if (kept->HasOtherSizes(settled, rank)) {",
+        "if (false) {",
+        PLAN,
+    ),
+    Mutant(
+        "kept-index-of-a-header-that-has-grown",
+        "src/save/plans/kept_index.cc",
+        "if (receipt.header_bytes != file.data_begin) {",
+        "if (false) {",
+        PLAN,
+    ),
+    Mutant(
+        "kept-index-of-the-structure-of-before",
+        "src/save/plans/kept_index.cc",
+        "if (extent.file == rank && plan.header.structure) {",
+        "if (false) {",
+        PLAN,
+    ),
+    Mutant(
         "plan-other-sizes-lost",
         "src/save/plans/agree.cc",
         "settled_->sizes = std::move(sizes);",
