@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "format/chunk_grid.h"
+#include "format/variants.h"
 #include "plan/file_plan.h"
 
 namespace varve {
@@ -32,10 +33,29 @@ std::size_t BytesOf(const Metadata& metadata) {
     bytes += tensor.fqn.size() + (grid != nullptr ? grid->runs.size() * sizeof(ChunkRun)
                                                   : tensor.chunks.size() * kEntryBytes);
   }
+  bytes += metadata.object_variants.size() * kEntryBytes;
   for (const TensorVariant& variant : metadata.tensor_variants) {
     bytes += variant.chunks.size() * kEntryBytes;
   }
   return bytes;
+}
+
+/// Returns the place of a value in the index, by the name that its file has for it; null where there
+/// is none.
+Extent* PlaceOf(const std::string& name, std::uint32_t file, Metadata* index) {
+  const auto found = std::lower_bound(
+      index->objects.begin(), index->objects.end(), name,
+      [](const ObjectMetadata& one, const std::string& fqn) { return one.fqn < fqn; });
+  if (found != index->objects.end() && found->fqn == name) {
+    return &found->extent;
+  }
+  for (ObjectVariant& variant : index->object_variants) {
+    if (variant.extent.file == file &&
+        ToString(VariantName{variant.fqn, variant.ranks, std::nullopt}) == name) {
+      return &variant.extent;
+    }
+  }
+  return nullptr;
 }
 
 /// Puts the places of the values of one file, and its size, into the index.
@@ -58,13 +78,11 @@ Status PlaceValues(const SettledSave& settled, std::uint32_t rank, Metadata* ind
   const std::uint64_t begin = file.data_begin;
   file.size = begin + plan.header.data_bytes;
   for (const StoredObject& stored : plan.header.objects) {
-    const auto found = std::lower_bound(
-        index->objects.begin(), index->objects.end(), stored.fqn,
-        [](const ObjectMetadata& one, const std::string& fqn) { return one.fqn < fqn; });
-    if (found == index->objects.end() || found->fqn != stored.fqn) {
+    Extent* const place = PlaceOf(stored.fqn, rank, index);
+    if (place == nullptr) {
       return Internal("the value \"" + stored.fqn + "\" is not in the index of before");
     }
-    found->extent = {rank, begin + stored.bytes.begin, begin + stored.bytes.end};
+    *place = {rank, begin + stored.bytes.begin, begin + stored.bytes.end};
   }
   for (Extent& extent : index->structures) {
     if (extent.file == rank && plan.header.structure) {
@@ -117,8 +135,7 @@ Result<std::optional<Metadata>> KeptIndex::Of(const SettledSave& settled,
 }
 
 void KeptIndex::Keep(const SettledSave& settled, const Metadata& metadata, WrittenObjects written) {
-  // Variants have names of their own in files, which PlaceValues does not know.
-  if (BytesOf(metadata) > kMostBytes || !metadata.object_variants.empty()) {
+  if (BytesOf(metadata) > kMostBytes) {
     return;
   }
   auto kept = std::make_shared<Kept>();
