@@ -15,6 +15,7 @@
 #include "format/manifest.h"
 #include "format/variants.h"
 #include "tensor/box.h"
+#include "tensor/overlap.h"
 
 namespace varve {
 namespace {
@@ -280,8 +281,12 @@ Status CheckTiling(const TensorMetadata& tensor) {
     boxes.push_back(chunk.box);
     covered += Volume(chunk.box.sizes);
   }
-  if (AnyOverlap(boxes)) {
-    return DataLoss("tensor \"" + tensor.fqn + "\": stored chunks overlap");
+  const auto overlap = FindOverlap(boxes);
+  if (!overlap.ok() || *overlap) {
+    return DataLoss("tensor \"" + tensor.fqn + "\": " +
+                    (overlap.ok() ? "stored chunks overlap: " + ToString(boxes[(*overlap)->first]) +
+                                        " and " + ToString(boxes[(*overlap)->second])
+                                  : overlap.status().message()));
   }
   if (covered != Volume(tensor.shape)) {
     const auto holes = SubtractAll(WholeBox(tensor.shape), boxes);

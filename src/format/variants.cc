@@ -11,6 +11,7 @@
 
 #include "format/chunk_grid.h"
 #include "tensor/box.h"
+#include "tensor/overlap.h"
 
 namespace varve {
 namespace {
@@ -159,7 +160,8 @@ Status CheckBoxes(const std::vector<TensorVariant>& variants) {
         boxes.push_back(variants[end].box);
       }
     }
-    if (AnyOverlap(boxes)) {
+    const auto overlap = FindOverlap(boxes);
+    if (!overlap.ok() || *overlap) {
       return DataLoss("tensor \"" + variants[begin].fqn +
                       "\" has values of some ranks for boxes that overlap");
     }

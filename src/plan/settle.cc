@@ -42,6 +42,7 @@
 #include "plan/save_plan.h"
 #include "plan/ties.h"
 #include "tensor/box.h"
+#include "tensor/overlap.h"
 
 namespace varve {
 namespace {
@@ -120,20 +121,32 @@ Status CheckTensor(const std::vector<Held>& held, std::size_t begin, std::size_t
       shards[first_shard].item().box == WholeBox(first.shape())) {
     return Status::Ok();
   }
-  std::vector<Box> boxes;
+  std::vector<const Box*> boxes;
   std::uint64_t covered = 0;
   for (std::size_t s = first_shard; s < shards.size(); ++s) {
-    boxes.push_back(shards[s].item().box);
-    covered += Volume(shards[s].item().box.sizes);
+    boxes.push_back(&shards[s].item().box);
+    covered += Volume(boxes.back()->sizes);
   }
-  if (AnyOverlap(boxes)) {
+  const auto overlap = FindOverlap(boxes);
+  VARVE_RETURN_IF_ERROR(overlap.status().Annotate("tensor \"" + first.fqn() + "\""));
+  if (*overlap) {
+    const auto shown = [&](std::size_t number) {
+      const Shard& shard = shards[first_shard + number];
+      return "rank " + std::to_string(shard.holders[0].rank) + " holds " +
+             ToString(shard.item().box);
+    };
     return InvalidArgument("tensor \"" + first.fqn() +
-                           "\": ranks hold shards that overlap without being equal");
+                           "\": ranks hold shards that overlap without being equal: " +
+                           shown((*overlap)->first) + ", " + shown((*overlap)->second));
   }
   if (covered != Volume(first.shape())) {
+    std::vector<Box> held_boxes;
+    for (const Box* const box : boxes) {
+      held_boxes.push_back(*box);
+    }
     return InvalidArgument("tensor \"" + first.fqn() + "\" of shape " + ToString(first.shape()) +
                            ": no rank holds " +
-                           ToString(SubtractAll(WholeBox(first.shape()), boxes).front()));
+                           ToString(SubtractAll(WholeBox(first.shape()), held_boxes).front()));
   }
   return Status::Ok();
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <numeric>
 #include <utility>
 
 #include "base/checked.h"
@@ -114,55 +113,6 @@ std::vector<Box> SubtractAll(const Box& box, const std::vector<Box>& holes) {
     }
   }
   return rest;
-}
-
-bool AnyOverlap(const std::vector<Box>& boxes) {
-  if (boxes.size() < 2) {
-    return false;
-  }
-  const std::size_t dims = boxes[0].sizes.size();
-  if (dims == 0) {
-    return true;  // Two boxes of a 0-d tensor are the same element.
-  }
-  // Sweep along the dimension in which the boxes start at the most distinct offsets: for slices
-  // of one dimension the active set then holds a single box.
-  std::size_t sweep = 0;
-  std::size_t most = 0;
-  for (std::size_t d = 0; d < dims; ++d) {
-    std::vector<std::uint64_t> starts;
-    starts.reserve(boxes.size());
-    for (const Box& box : boxes) {
-      starts.push_back(box.offsets[d]);
-    }
-    std::sort(starts.begin(), starts.end());
-    const auto distinct =
-        static_cast<std::size_t>(std::unique(starts.begin(), starts.end()) - starts.begin());
-    if (distinct > most) {
-      most = distinct;
-      sweep = d;
-    }
-  }
-  std::vector<std::size_t> order(boxes.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return boxes[a].offsets[sweep] < boxes[b].offsets[sweep];
-  });
-  std::vector<std::size_t> active;
-  for (const std::size_t i : order) {
-    if (IsEmpty(boxes[i])) {
-      continue;
-    }
-    std::erase_if(active, [&](std::size_t j) {
-      return boxes[j].offsets[sweep] + boxes[j].sizes[sweep] <= boxes[i].offsets[sweep];
-    });
-    for (const std::size_t j : active) {
-      if (Intersect(boxes[i], boxes[j])) {
-        return true;
-      }
-    }
-    active.push_back(i);
-  }
-  return false;
 }
 
 Strides RowMajorStrides(const Dims& sizes) {

@@ -29,10 +29,6 @@ std::vector<Box> Subtract(const Box& box, const Box& hole);
 /// Returns what is left of `box` when all of `holes` are taken away. Empty result: fully covered.
 std::vector<Box> SubtractAll(const Box& box, const std::vector<Box>& holes);
 
-/// Returns true when two of the boxes share an element. `O(n log n)` for boxes that are slices
-/// along one dimension, quadratic in the worst case.
-bool AnyOverlap(const std::vector<Box>& boxes);
-
 /// Returns row-major strides in elements.
 Strides RowMajorStrides(const Dims& sizes);
 

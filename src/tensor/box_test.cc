@@ -115,37 +115,13 @@ TEST(Box, ATilingLeavesNothing) {
     auto tiles = test::RandomTiling(whole, 8, &random);
     random.Shuffle(&tiles);
     ASSERT_TRUE(SubtractAll(whole, tiles).empty());
-    ASSERT_FALSE(AnyOverlap(tiles));
   }
-}
-
-TEST(Box, AnyOverlapEqualsComparingAllPairs) {
-  Random random(6);
-  int overlapping = 0;
-  for (int i = 0; i < 2000; ++i) {
-    const Dims shape = random.Shape(random.Below(4), 1, 8);
-    std::vector<Box> boxes(random.Below(6));
-    for (Box& box : boxes) {
-      box = random.BoxIn(shape, true);
-    }
-    bool want = false;
-    for (std::size_t a = 0; a < boxes.size(); ++a) {
-      for (std::size_t b = 0; b < a; ++b) {
-        want = want || Intersect(boxes[a], boxes[b]).has_value();
-      }
-    }
-    overlapping += want ? 1 : 0;
-    ASSERT_EQ(AnyOverlap(boxes), want);
-  }
-  EXPECT_GT(overlapping, 200);
-  EXPECT_LT(overlapping, 1900);
 }
 
 TEST(Box, TwoScalarBoxesAreTheSameElement) {
   const Box scalar;
   EXPECT_EQ(Intersect(scalar, scalar), scalar);
   EXPECT_TRUE(Subtract(scalar, scalar).empty());
-  EXPECT_TRUE(AnyOverlap({scalar, scalar}));
   EXPECT_EQ(Volume(scalar.sizes), 1U);
   EXPECT_FALSE(IsEmpty(scalar));
 }

@@ -1,4 +1,4 @@
-#include "interop/overlap.h"
+#include "tensor/overlap.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -8,7 +8,8 @@
 namespace varve {
 namespace {
 
-using Pair = std::optional<std::pair<std::size_t, std::size_t>>;
+using Pair = OverlappingPair;
+using Boxes = std::span<const Box* const>;
 
 // A group of this size is compared pair by pair.
 constexpr std::size_t kSmall = 8;
@@ -18,13 +19,11 @@ constexpr std::size_t kSmall = 8;
 constexpr std::uint64_t kMaxWork = 64;
 constexpr std::uint64_t kFreeWork = std::uint64_t{1} << 20;
 
-std::uint64_t Begin(const Chunk& chunk, std::size_t dim) { return chunk.box.offsets[dim]; }
-std::uint64_t End(const Chunk& chunk, std::size_t dim) {
-  return chunk.box.offsets[dim] + chunk.box.sizes[dim];
-}
+std::uint64_t Begin(const Box* box, std::size_t dim) { return box->offsets[dim]; }
+std::uint64_t End(const Box* box, std::size_t dim) { return box->offsets[dim] + box->sizes[dim]; }
 
-bool Overlap(const Chunk& a, const Chunk& b) {
-  for (std::size_t d = 0; d < a.box.sizes.size(); ++d) {
+bool Overlap(const Box* a, const Box* b) {
+  for (std::size_t d = 0; d < a->sizes.size(); ++d) {
     if (Begin(a, d) >= End(b, d) || Begin(b, d) >= End(a, d)) {
       return false;
     }
@@ -32,11 +31,11 @@ bool Overlap(const Chunk& a, const Chunk& b) {
   return true;
 }
 
-/// Splits groups of chunks by planes until no pair is left to compare. A chunk that a plane cuts
-/// goes to both sides.
+/// Splits groups of boxes by planes until no pair is left to compare. A box that a plane cuts goes to
+/// both sides.
 class Splitter {
  public:
-  explicit Splitter(const std::vector<Chunk>& chunks) : chunks_(chunks) {}
+  explicit Splitter(Boxes boxes) : boxes_(boxes) {}
 
   Result<Pair> Run(std::vector<std::size_t> all) {
     std::uint64_t work_left = kMaxWork * all.size() + kFreeWork;
@@ -51,7 +50,7 @@ class Splitter {
         continue;
       }
       if (group.size() > work_left) {
-        return InvalidArgument("its chunks interlock too much to be compared");
+        return InvalidArgument("the boxes interlock too much to be compared");
       }
       work_left -= group.size();
       const auto plane = BestPlane(group);
@@ -73,7 +72,7 @@ class Splitter {
   [[nodiscard]] Pair ComparePairs(const std::vector<std::size_t>& group) const {
     for (std::size_t i = 0; i < group.size(); ++i) {
       for (std::size_t k = i + 1; k < group.size(); ++k) {
-        if (Overlap(chunks_[group[i]], chunks_[group[k]])) {
+        if (Overlap(boxes_[group[i]], boxes_[group[k]])) {
           return Pair({group[i], group[k]});
         }
       }
@@ -81,18 +80,18 @@ class Splitter {
     return std::nullopt;
   }
 
-  /// Returns the plane that cuts the fewest chunks, among one for each dimension: the middle one,
-  /// as far as both sides become smaller. Nothing where no dimension parts any two chunks.
+  /// Returns the plane that cuts the fewest boxes, among one for each dimension: the middle one,
+  /// as far as both sides become smaller. Nothing where no dimension parts any two boxes.
   std::optional<Plane> BestPlane(const std::vector<std::size_t>& group) {
     std::optional<Plane> best;
-    for (std::size_t d = 0; d < chunks_[group[0]].box.sizes.size(); ++d) {
+    for (std::size_t d = 0; d < boxes_[group[0]]->sizes.size(); ++d) {
       begins_.clear();
       std::uint64_t last_begin = 0;
-      std::uint64_t first_end = End(chunks_[group[0]], d);
+      std::uint64_t first_end = End(boxes_[group[0]], d);
       for (const std::size_t i : group) {
-        begins_.push_back(Begin(chunks_[i], d));
+        begins_.push_back(Begin(boxes_[i], d));
         last_begin = std::max(last_begin, begins_.back());
-        first_end = std::min(first_end, End(chunks_[i], d));
+        first_end = std::min(first_end, End(boxes_[i], d));
       }
       if (first_end > last_begin) {
         continue;
@@ -101,8 +100,8 @@ class Splitter {
       std::nth_element(begins_.begin(), middle, begins_.end());
       Plane plane{d, std::clamp(*middle, first_end, last_begin), 0};
       for (const std::size_t i : group) {
-        plane.sum += Begin(chunks_[i], d) < plane.at ? 1U : 0U;
-        plane.sum += End(chunks_[i], d) > plane.at ? 1U : 0U;
+        plane.sum += Begin(boxes_[i], d) < plane.at ? 1U : 0U;
+        plane.sum += End(boxes_[i], d) > plane.at ? 1U : 0U;
       }
       if (!best || plane.sum < best->sum) {
         best = plane;
@@ -118,10 +117,10 @@ class Splitter {
     std::vector<std::size_t> before;
     std::vector<std::size_t> after;
     for (const std::size_t i : group) {
-      if (Begin(chunks_[i], plane.dim) < plane.at) {
+      if (Begin(boxes_[i], plane.dim) < plane.at) {
         before.push_back(i);
       }
-      if (End(chunks_[i], plane.dim) > plane.at) {
+      if (End(boxes_[i], plane.dim) > plane.at) {
         after.push_back(i);
       }
     }
@@ -129,17 +128,17 @@ class Splitter {
     groups_.push_back(std::move(after));
   }
 
-  const std::vector<Chunk>& chunks_;
+  const Boxes boxes_;
   std::vector<std::vector<std::size_t>> groups_;
   std::vector<std::uint64_t> begins_;
 };
 
-/// Returns true when the chunks are slices along one dimension, in order: the usual case, in one
+/// Returns true when the boxes are slices along one dimension, in order: the usual case, in one
 /// pass.
-bool AreSlices(const std::vector<Chunk>& chunks, const std::vector<std::size_t>& order) {
-  for (std::size_t d = 0; d < chunks[order[0]].box.sizes.size(); ++d) {
+bool AreSlices(Boxes boxes, const std::vector<std::size_t>& order) {
+  for (std::size_t d = 0; d < boxes[order[0]]->sizes.size(); ++d) {
     std::size_t i = 1;
-    while (i < order.size() && End(chunks[order[i - 1]], d) <= Begin(chunks[order[i]], d)) {
+    while (i < order.size() && End(boxes[order[i - 1]], d) <= Begin(boxes[order[i]], d)) {
       ++i;
     }
     if (i == order.size()) {
@@ -151,18 +150,27 @@ bool AreSlices(const std::vector<Chunk>& chunks, const std::vector<std::size_t>&
 
 }  // namespace
 
-Result<Pair> FindOverlap(const std::vector<Chunk>& chunks) {
+Result<Pair> FindOverlap(Boxes boxes) {
   std::vector<std::size_t> full;
-  full.reserve(chunks.size());
-  for (std::size_t i = 0; i < chunks.size(); ++i) {
-    if (!IsEmpty(chunks[i].box)) {
+  full.reserve(boxes.size());
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    if (!IsEmpty(*boxes[i])) {
       full.push_back(i);
     }
   }
-  if (full.size() < 2 || AreSlices(chunks, full)) {
+  if (full.size() < 2 || AreSlices(boxes, full)) {
     return Pair();
   }
-  return Splitter(chunks).Run(std::move(full));
+  return Splitter(boxes).Run(std::move(full));
+}
+
+Result<Pair> FindOverlap(const std::vector<Box>& boxes) {
+  std::vector<const Box*> all;
+  all.reserve(boxes.size());
+  for (const Box& box : boxes) {
+    all.push_back(&box);
+  }
+  return FindOverlap(Boxes(all));
 }
 
 }  // namespace varve

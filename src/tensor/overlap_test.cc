@@ -1,7 +1,8 @@
-#include "interop/overlap.h"
+#include "tensor/overlap.h"
 
 #include <gtest/gtest.h>
 
+#include "support/boxes.h"
 #include "support/random.h"
 #include "support/status_matchers.h"
 #include "tensor/box.h"
@@ -12,38 +13,41 @@ namespace {
 using test::FailsWith;
 using test::IsOk;
 
-std::vector<Chunk> Chunks(std::vector<Box> boxes) {
-  std::vector<Chunk> chunks;
-  for (Box& box : boxes) {
-    chunks.push_back({.box = std::move(box)});
-  }
-  return chunks;
-}
-
-bool Overlaps(const std::vector<Chunk>& chunks) {
-  const auto found = FindOverlap(chunks);
+bool Overlaps(const std::vector<Box>& boxes) {
+  const auto found = FindOverlap(boxes);
   EXPECT_TRUE(IsOk(found));
   if (!found.ok() || !*found) {
     return false;
   }
   EXPECT_NE((*found)->first, (*found)->second);
-  EXPECT_TRUE(Intersect(chunks[(*found)->first].box, chunks[(*found)->second].box));
+  EXPECT_TRUE(Intersect(boxes[(*found)->first], boxes[(*found)->second]));
   return true;
+}
+
+bool AnyTwoIntersect(const std::vector<Box>& boxes) {
+  for (std::size_t a = 0; a < boxes.size(); ++a) {
+    for (std::size_t b = 0; b < a; ++b) {
+      if (Intersect(boxes[a], boxes[b])) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 TEST(Overlap, SmallCases) {
   EXPECT_FALSE(Overlaps({}));
-  EXPECT_FALSE(Overlaps(Chunks({{{}, {}}})));
-  EXPECT_TRUE(Overlaps(Chunks({{{}, {}}, {{}, {}}}))) << "a 0-d tensor has one element";
-  EXPECT_FALSE(Overlaps(Chunks({{{0}, {4}}, {{4}, {4}}})));
-  EXPECT_TRUE(Overlaps(Chunks({{{0}, {5}}, {{4}, {4}}})));
-  EXPECT_FALSE(Overlaps(Chunks({{{0, 0}, {2, 4}}, {{0, 4}, {2, 4}}, {{2, 0}, {2, 8}}})));
-  EXPECT_TRUE(Overlaps(Chunks({{{0, 0}, {2, 4}}, {{0, 4}, {3, 4}}, {{2, 0}, {2, 8}}})));
+  EXPECT_FALSE(Overlaps({{{}, {}}}));
+  EXPECT_TRUE(Overlaps({{{}, {}}, {{}, {}}})) << "a 0-d tensor has one element";
+  EXPECT_FALSE(Overlaps({{{0}, {4}}, {{4}, {4}}}));
+  EXPECT_TRUE(Overlaps({{{0}, {5}}, {{4}, {4}}}));
+  EXPECT_FALSE(Overlaps({{{0, 0}, {2, 4}}, {{0, 4}, {2, 4}}, {{2, 0}, {2, 8}}}));
+  EXPECT_TRUE(Overlaps({{{0, 0}, {2, 4}}, {{0, 4}, {3, 4}}, {{2, 0}, {2, 8}}}));
 }
 
-TEST(Overlap, EmptyChunksTakeNoPart) {
-  EXPECT_FALSE(Overlaps(Chunks({{{0}, {4}}, {{2}, {0}}, {{2}, {0}}, {{4}, {0}}})));
-  EXPECT_FALSE(Overlaps(Chunks({{{0, 0}, {0, 3}}, {{0, 0}, {0, 3}}})));
+TEST(Overlap, EmptyBoxesTakeNoPart) {
+  EXPECT_FALSE(Overlaps({{{0}, {4}}, {{2}, {0}}, {{2}, {0}}, {{4}, {0}}}));
+  EXPECT_FALSE(Overlaps({{{0, 0}, {0, 3}}, {{0, 0}, {0, 3}}}));
 }
 
 TEST(Overlap, AgreesWithComparingAllPairs) {
@@ -68,43 +72,52 @@ TEST(Overlap, AgreesWithComparingAllPairs) {
         boxes.push_back(std::move(box));
       }
     }
-    const bool expected = AnyOverlap(boxes);
+    const bool expected = AnyTwoIntersect(boxes);
     found += expected ? 1 : 0;
-    EXPECT_EQ(Overlaps(Chunks(boxes)), expected) << "round " << round;
+    EXPECT_EQ(Overlaps(boxes), expected) << "round " << round;
   }
   EXPECT_GT(found, 20);
   EXPECT_LT(found, 380);
 }
 
+TEST(Overlap, ATilingHasNone) {
+  test::Random random(5);
+  for (int i = 0; i < 300; ++i) {
+    auto tiles = test::RandomTiling(WholeBox(random.Shape(random.Between(1, 3), 1, 6)), 8, &random);
+    random.Shuffle(&tiles);
+    ASSERT_FALSE(Overlaps(tiles));
+  }
+}
+
 TEST(Overlap, LargeGridsTakeLittleTime) {
-  std::vector<Chunk> chunks;
+  std::vector<Box> boxes;
   constexpr std::uint64_t kSide = 300;
   for (std::uint64_t row = 0; row < kSide; ++row) {
     for (std::uint64_t column = 0; column < kSide; ++column) {
-      chunks.push_back({.box = {{row * 3, column * 5, 0}, {3, 5, 7}}});
+      boxes.push_back({{row * 3, column * 5, 0}, {3, 5, 7}});
     }
   }
-  EXPECT_FALSE(Overlaps(chunks));
-  chunks[kSide * kSide / 2].box.sizes[1] = 6;
-  EXPECT_TRUE(Overlaps(chunks));
+  EXPECT_FALSE(Overlaps(boxes));
+  boxes[kSide * kSide / 2].sizes[1] = 6;
+  EXPECT_TRUE(Overlaps(boxes));
 }
 
-TEST(Overlap, ManyEqualChunksAreFoundAtOnce) {
-  EXPECT_TRUE(Overlaps(std::vector<Chunk>(200000, {.box = {{1, 2}, {3, 4}}})));
+TEST(Overlap, ManyEqualBoxesAreFoundAtOnce) {
+  EXPECT_TRUE(Overlaps(std::vector<Box>(200000, {{1, 2}, {3, 4}})));
 }
 
 TEST(Overlap, GivesUpOnBarsThatInterlock) {
   // Disjoint bars along each of three axes: every plane cuts a third of them or more.
-  std::vector<Chunk> chunks;
+  std::vector<Box> boxes;
   constexpr std::uint64_t kSide = 64;
   for (std::uint64_t a = 0; a < kSide; ++a) {
     for (std::uint64_t b = 0; b < kSide; ++b) {
-      chunks.push_back({.box = {{0, 4 * a, 4 * b + 1}, {4 * kSide, 1, 1}}});
-      chunks.push_back({.box = {{4 * a + 1, 0, 4 * b + 2}, {1, 4 * kSide, 1}}});
-      chunks.push_back({.box = {{4 * a + 2, 4 * b + 3, 0}, {1, 1, 4 * kSide}}});
+      boxes.push_back({{0, 4 * a, 4 * b + 1}, {4 * kSide, 1, 1}});
+      boxes.push_back({{4 * a + 1, 0, 4 * b + 2}, {1, 4 * kSide, 1}});
+      boxes.push_back({{4 * a + 2, 4 * b + 3, 0}, {1, 1, 4 * kSide}});
     }
   }
-  EXPECT_TRUE(FailsWith(FindOverlap(chunks), StatusCode::kInvalidArgument, {"interlock"}));
+  EXPECT_TRUE(FailsWith(FindOverlap(boxes), StatusCode::kInvalidArgument, {"interlock"}));
 }
 
 }  // namespace

@@ -302,7 +302,7 @@ MUTANTS = (
         AGENT,
     ),
     # ---- plan ----
-    Mutant("plan-overlap", "src/plan/settle.cc", "if (AnyOverlap(boxes)) {", "if (false) {", PLAN),
+    Mutant("plan-overlap", "src/plan/settle.cc", "if (*overlap) {", "if (false) {", PLAN),
     Mutant(
         "plan-hole",
         "src/plan/settle.cc",

@@ -10,9 +10,9 @@
 
 #include "format/structure.h"
 #include "interop/dcp/metadata.h"
-#include "interop/overlap.h"
 #include "interop/pickle/text.h"
 #include "tensor/box.h"
+#include "tensor/overlap.h"
 
 namespace varve {
 namespace {
@@ -170,7 +170,7 @@ class Merger {
           return a.box == b.box || (IsEmpty(b.box) && a.box.offsets == b.box.offsets);
         });
     chunks.erase(replicas, chunks.end());
-    VARVE_ASSIGN_OR_RETURN(const auto overlap, FindOverlap(chunks));
+    VARVE_ASSIGN_OR_RETURN(const auto overlap, FindOverlap(BoxesOf(chunks)));
     if (overlap) {
       return DataLoss("ranks stored chunks that overlap: " + ToString(chunks[overlap->first].box) +
                       " and " + ToString(chunks[overlap->second].box));

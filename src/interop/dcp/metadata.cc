@@ -9,9 +9,9 @@
 #include "interop/dcp/data_name.h"
 #include "interop/dcp/index.h"
 #include "interop/dcp/records.h"
-#include "interop/overlap.h"
 #include "interop/pickle/text.h"
 #include "tensor/box.h"
+#include "tensor/overlap.h"
 
 namespace varve {
 namespace {
@@ -153,7 +153,7 @@ class Assembler {
       }
       VARVE_RETURN_IF_ERROR(AddChunk(chunk, entry == last ? nullptr : &*entry, made));
     }
-    VARVE_ASSIGN_OR_RETURN(const auto overlap, FindOverlap(chunks));
+    VARVE_ASSIGN_OR_RETURN(const auto overlap, FindOverlap(BoxesOf(chunks)));
     if (overlap) {
       return DataLoss("stored chunks overlap: " + ToString(chunks[overlap->first].box) + " and " +
                       ToString(chunks[overlap->second].box));

@@ -8,8 +8,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "interop/overlap.h"
 #include "tensor/box.h"
+#include "tensor/overlap.h"
 
 namespace varve {
 namespace {
@@ -164,7 +164,7 @@ Result<std::vector<Chunk>> ChunksOnce(const std::string& fqn, std::vector<Chunk>
   }
   std::sort(chunks.begin(), chunks.end(),
             [](const Chunk& a, const Chunk& b) { return a.box.offsets < b.box.offsets; });
-  VARVE_ASSIGN_OR_RETURN(const auto overlap, FindOverlap(chunks));
+  VARVE_ASSIGN_OR_RETURN(const auto overlap, FindOverlap(BoxesOf(chunks)));
   if (overlap) {
     const Chunk& a = chunks[overlap->first];
     const Chunk& b = chunks[overlap->second];

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "base/checked.h"
-#include "interop/overlap.h"
 #include "interop/safetensors/decode.h"
 #include "tensor/box.h"
+#include "tensor/overlap.h"
 
 namespace varve {
 namespace {
@@ -66,7 +66,7 @@ Status DropReplicas(const std::vector<OpenedFile>& files, std::vector<Chunk>* ch
 }
 
 Status CheckDisjoint(const std::vector<OpenedFile>& files, const std::vector<Chunk>& chunks) {
-  VARVE_ASSIGN_OR_RETURN(const auto overlap, FindOverlap(chunks));
+  VARVE_ASSIGN_OR_RETURN(const auto overlap, FindOverlap(BoxesOf(chunks)));
   return overlap ? Overlap(files, chunks[overlap->first], chunks[overlap->second]) : Status::Ok();
 }
 
