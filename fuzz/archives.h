@@ -10,11 +10,11 @@
 
 #include "fuzz_target.h"
 #include "interop/decoded.h"
-#include "interop/overlap.h"
 #include "interop/pickle/tree.h"
 #include "interop/safetensors/decode.h"
 #include "interop/zip/writer.h"
 #include "tensor/box.h"
+#include "tensor/overlap.h"
 
 namespace varve::fuzz {
 
@@ -77,7 +77,7 @@ inline void CheckTensor(const TensorMetadata& tensor, const std::vector<std::uin
   VARVE_FUZZ_CHECK(CheckBox(tensor.shape, WholeBox(tensor.shape), ItemSize(tensor.dtype)).ok());
   VARVE_FUZZ_CHECK(holes == Holes::kNone ? elements == Volume(tensor.shape)
                                          : elements <= Volume(tensor.shape));
-  const auto overlap = FindOverlap(ChunkList(tensor.chunks).Listed());
+  const auto overlap = FindOverlap(BoxesOf(ChunkList(tensor.chunks).Listed()));
   VARVE_FUZZ_CHECK(!overlap.ok() || !overlap->has_value());
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "disjoint.h"
 #include "fuzz_target.h"
 #include "interop/dcp/encode.h"
 #include "interop/dcp/metadata.h"
@@ -39,7 +40,7 @@ void CheckMetadata(const Metadata& metadata) {
         boxes.push_back(chunk.box);
       }
     }
-    VARVE_FUZZ_CHECK(!AnyOverlap(boxes));
+    VARVE_FUZZ_CHECK(fuzz::AreDisjoint(boxes));
   }
   for (const ObjectMetadata& object : metadata.objects) {
     CheckExtent(metadata, object.extent, false);

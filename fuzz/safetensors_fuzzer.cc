@@ -3,6 +3,7 @@
 // file.
 
 #include "base/bytes.h"
+#include "disjoint.h"
 #include "fuzz_target.h"
 #include "interop/safetensors/decode.h"
 #include "tensor/box.h"
@@ -60,7 +61,7 @@ void CheckDecoded(const Metadata& metadata) {
       VARVE_FUZZ_CHECK(boxes.empty() || boxes.back().offsets <= chunk.box.offsets);
       boxes.push_back(chunk.box);
     }
-    VARVE_FUZZ_CHECK(!AnyOverlap(boxes));
+    VARVE_FUZZ_CHECK(fuzz::AreDisjoint(boxes));
   }
 }
 

@@ -14,7 +14,6 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
-#include "base/seconds.h"
 #include "bindings.h"
 #include "coordinate/channel.h"
 #include "interruptible.h"

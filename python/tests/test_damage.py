@@ -253,7 +253,7 @@ def test_undamaged_tensors_can_still_be_read(checkpoint: Path) -> None:
 def test_a_newer_format_is_refused_with_the_advice_to_upgrade(checkpoint: Path) -> None:
     make_newer(checkpoint)
     for call in (lambda: varve.load(blank(), checkpoint), lambda: varve.verify(checkpoint)):
-        with pytest.raises(varve.UnsupportedError, match=r"format version 5.*use a newer Varve"):
+        with pytest.raises(varve.UnsupportedError, match=r"format version 6.*use a newer Varve"):
             call()
 
 

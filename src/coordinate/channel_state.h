@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/name_list.h"
+#include "base/seconds.h"
 #include "base/time_source.h"
 #include "coordinate/calls.h"
 #include "coordinate/frames.h"

@@ -12,6 +12,7 @@
 
 #include "plan/save_plan.h"
 #include "tensor/box.h"
+#include "tensor/overlap.h"
 
 namespace varve::test {
 
@@ -96,7 +97,7 @@ inline void ExpectEveryElementOnce(const std::vector<LocalPlan>& plans,
   for (const auto& [fqn, tensor] : stored) {
     const auto& [shape, boxes] = tensor;
     EXPECT_FALSE(boxes.empty()) << fqn;
-    EXPECT_FALSE(AnyOverlap(boxes)) << fqn;
+    EXPECT_FALSE(FindOverlap(boxes).value()) << fqn;
     EXPECT_TRUE(SubtractAll(WholeBox(shape), boxes).empty()) << fqn;
   }
 }
