@@ -82,6 +82,9 @@ class ReadableFile {
 class StorageLock {
  public:
   virtual ~StorageLock() = default;
+  /// Returns false where the name does not stand for what was locked any more: its directory was
+  /// removed or renamed, and others can lock the name.
+  [[nodiscard]] virtual bool HasName() const { return true; }
 };
 
 struct DirectoryEntry {

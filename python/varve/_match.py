@@ -407,8 +407,8 @@ class Match:
         array = shown_array(value, stored)
         if not self._takes_all and (array or self._tensors_in(value, path)):
             # Memory that was to be filled would silently be dropped.
-            wanted = array or f"{shown_kind(value)} with tensors"
-            self.differ(path, stored, f"{shown_kind(stored)}, wanted {wanted}")
+            unfilled = array or f"{shown_kind(value)} with tensors"
+            self.differ(path, stored, f"{shown_kind(stored)}, wanted {unfilled}")
             return
         box = self._build(stored, path)
         self.fills.append(lambda: replace(box[0]))

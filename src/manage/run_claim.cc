@@ -149,23 +149,10 @@ Result<std::unique_ptr<RunLock>> ClaimRun(Storage& storage, ConditionalWrites& w
 constexpr std::string_view kRunLockName = ".varve-run-lock";
 constexpr std::uint64_t kMaxHolderBytes = 4096;
 
-class HeldRunLock final : public RunLock {
- public:
-  explicit HeldRunLock(std::unique_ptr<StorageLock> lock) : lock_(std::move(lock)) {}
-  Status CheckHeld() override { return Status::Ok(); }
-
- private:
-  std::unique_ptr<StorageLock> lock_;
-};
-
-}  // namespace
-
-Result<std::unique_ptr<RunLock>> LockRun(const std::string& given, std::string_view holder,
-                                         Storage& storage) {
-  VARVE_ASSIGN_OR_RETURN(const std::string run, ResolveTarget(given, storage));
-  if (ConditionalWrites* const writes = ConditionalWritesOf(storage, run); writes != nullptr) {
-    return ClaimRun(storage, *writes, run, holder);
-  }
+/// Locks the directory of a run, which is made if need be. Errors: FailedPrecondition naming the
+/// holder.
+Result<std::unique_ptr<StorageLock>> LockDirectory(Storage& storage, const std::string& run,
+                                                   std::string_view holder) {
   VARVE_RETURN_IF_ERROR(MakeDirectories(storage, run));
   const std::string name = JoinPath(run, kRunLockName);
   auto lock = storage.Lock(name);
@@ -182,7 +169,47 @@ Result<std::unique_ptr<RunLock>> LockRun(const std::string& given, std::string_v
   VARVE_RETURN_IF_ERROR(lock.status().Annotate("lock the run " + run));
   // The text is for people. The run is locked without it too.
   (void)WriteWholeFile(storage, name, std::string(holder) + "\n", false);
-  return std::unique_ptr<RunLock>(std::make_unique<HeldRunLock>(std::move(*lock)));
+  return lock;
+}
+
+class HeldRunLock final : public RunLock {
+ public:
+  HeldRunLock(Storage& storage, std::string run, std::string holder,
+              std::unique_ptr<StorageLock> lock)
+      : storage_(storage),
+        run_(std::move(run)),
+        holder_(std::move(holder)),
+        lock_(std::move(lock)) {}
+
+  /// The run's directory may have been removed, renamed, or another one linked there. The job then
+  /// takes the one that is there now, if no other job has it.
+  Status CheckHeld() override {
+    if (lock_->HasName()) {
+      return Status::Ok();
+    }
+    VARVE_ASSIGN_OR_RETURN(lock_, LockDirectory(storage_, run_, holder_));
+    return Unavailable("the directory of the run " + run_ +
+                       " was removed or renamed; this job goes on in the one that is there now");
+  }
+
+ private:
+  Storage& storage_;
+  const std::string run_;
+  const std::string holder_;
+  std::unique_ptr<StorageLock> lock_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<RunLock>> LockRun(const std::string& given, std::string_view holder,
+                                         Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const std::string run, ResolveTarget(given, storage));
+  if (ConditionalWrites* const writes = ConditionalWritesOf(storage, run); writes != nullptr) {
+    return ClaimRun(storage, *writes, run, holder);
+  }
+  VARVE_ASSIGN_OR_RETURN(auto lock, LockDirectory(storage, run, holder));
+  return std::unique_ptr<RunLock>(
+      std::make_unique<HeldRunLock>(storage, run, std::string(holder), std::move(lock)));
 }
 
 }  // namespace varve

@@ -36,6 +36,7 @@ class PosixLock final : public StorageLock {
       ::unlink(name_.c_str());
     }
   }
+  [[nodiscard]] bool HasName() const override { return NamesFile(name_, fd_.get()); }
 
  private:
   std::string name_;

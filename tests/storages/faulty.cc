@@ -103,6 +103,7 @@ class FaultyLock final : public StorageLock {
       storage_.abandoned_.push_back(std::move(inner_));
     }
   }
+  [[nodiscard]] bool HasName() const override { return inner_ == nullptr || inner_->HasName(); }
   void Release() { inner_.reset(); }
 
  private:

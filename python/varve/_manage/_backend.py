@@ -62,6 +62,9 @@ class Backend:
     def wait_for_agent(self, run: str, seconds: float) -> None:
         """Waits until what an ended job left with this node's agent is written."""
 
+    def make_room(self) -> None:
+        """Waits for the saves under way where the next one would be left out for them."""
+
     def drain(self) -> None:
         """Waits for the saves under way."""
 

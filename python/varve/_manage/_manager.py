@@ -1,8 +1,7 @@
 """The manager of a run, for any backend: what `varve.CheckpointManager` and that of `varve.torch` share.
 
 A call of `save` that saves nothing only looks at the decision of rank 0, which has arrived while the step was
-computed (_agreement.py). _followup.py does what follows a save. _resume.py finds the step
-at which a run goes on.
+computed (_agreement.py). _followup.py does what follows a save. _resume.py finds the step to go on from.
 """
 
 from __future__ import annotations
@@ -202,14 +201,15 @@ class Manager(RunSteps):
         due = self._every is not None and self._every.at(number)
         again, self._again = self._again, ""
         reason = stop or verdict.save or ("on demand" if force else again)
-        if not reason and due:
-            reason = "by its step"
+        reason = reason or ("by its step" if due else "")
         if not reason:
             return None
         last = self._last
         # Its outcome is the same on all ranks; whether it has ended is not.
         if last is not None and last[0] == number and last[1].exception() is None:
             return last[1]
+        if stop or force:
+            self._backend.make_room()
         return self._begin(number, state, metrics, files, reason)
 
     def protect(
@@ -245,6 +245,7 @@ class Manager(RunSteps):
             InvalidArgumentError, UnavailableError: As `load`.
         """
         self._usable()
+        self._backend.drain()  # What this job has saved counts.
         self._backend.wait_for_agent(self._run, _AGENT_PATIENCE)
         self._outcomes("ok")  # All agents are done before rank 0 looks.
         began = time.monotonic()
@@ -264,6 +265,7 @@ class Manager(RunSteps):
         Raises CheckpointNotFoundError where there is no such step, and what `load` raises.
         """
         self._usable()
+        self._backend.drain()
         number = step_number(step)
         chosen = self._decide(f"find step {number}", lambda: self._places.find(number))
         began = time.monotonic()
@@ -296,8 +298,7 @@ class Manager(RunSteps):
         refuse_checkpoint(self._run)
         _opened.make_way(self._run)
         attempt, self._left_behind = self._places.take()
-        if not self._left_behind:
-            self._contents = other_contents(self._run)
+        self._contents = "" if self._left_behind else other_contents(self._run)
         return attempt
 
     def __del__(self) -> None:
@@ -367,10 +368,10 @@ class Manager(RunSteps):
             if self._backend.rank == 0:
                 try:
                     told = ["ok", action()]
-                except Error as error:
+                except (Error, OSError) as error:
                     if call is None:
                         raise
-                    told = [error.code, str(error)]
+                    told = [getattr(error, "code", UnavailableError.code), str(error)]
             if call is not None:
                 told = decoded(call.share(encoded(told), self._timeout))
         if told[0] != "ok":
@@ -494,7 +495,6 @@ class Manager(RunSteps):
         self._last = None  # What is saved now is not what was saved under this number before.
         if self._backend.rank == 0:
             passed_over = self._places.went_on(chosen, report.unexpected)
-            where = path_of(chosen)
-            _LOG.info("resumed from step %d (%s) in %.1f s", step, where, seconds)
+            _LOG.info("resumed from step %d (%s) in %.1f s", step, path_of(chosen), seconds)
             self._after.loaded(self._attempt, step, chosen["name"], seconds, report, passed_over)
         return step

@@ -103,7 +103,8 @@ class Folder:
         except FileNotFoundError:
             return False
         except OSError as error:
-            if name in self._stuck:
+            # A read-only file system says so of what is not there, too.
+            if name in self._stuck or not _is_there(path):
                 return False
             self._stuck.add(name)
             _LOG.warning("the request %s cannot be taken away: %s", path, error)
@@ -111,6 +112,15 @@ class Folder:
 
     def close(self) -> None:
         return
+
+
+def _is_there(path: str) -> bool:
+    """Returns False also where the file system does not tell: a run does not end for that."""
+    try:
+        os.lstat(path)
+    except OSError:
+        return False
+    return True
 
 
 class ObjectStore:

@@ -159,6 +159,11 @@ class TorchBackend(Backend):
             time.sleep(0.05)
         _LOG.warning("resume: the agent has not written all that an ended job left in %s", run)
 
+    def make_room(self) -> None:
+        """Waits for the saves under way where the next one would be left out."""
+        if self._stager is not None and self._stager._skips:
+            self._stager.drain()
+
     def drain(self) -> None:
         """Waits for the saves under way."""
         if self._stager is not None:

@@ -121,6 +121,7 @@ class Stager:
         self.at_exit = at_exit
         self.executor = executor
         self.copy_from_devices = copy_from_devices
+        self._skips = when_busy == "skip"
         self._failures = Failures()
         self._aborted = False
         self._closing = False

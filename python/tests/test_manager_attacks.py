@@ -1,0 +1,122 @@
+"""What an attack on the manager of a run found, each a claim now."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import varve
+import varve.torch
+from varve._core import manage
+
+#: A job that begins in a run, says so, and saves steps 11 and 12 when it is told to go on.
+OTHER_JOB = """
+import sys, torch, varve.torch
+with varve.torch.CheckpointManager(sys.argv[1], every=1) as manager:
+    print("begun", flush=True)
+    sys.stdin.readline()
+    for step in (11, 12):
+        manager.save(step, {"w": torch.ones(3)}).result()
+"""
+
+
+def test_a_read_only_file_system_is_no_request_to_stop(small_disk: Path) -> None:
+    run = small_disk / "run"
+    with varve.CheckpointManager(run, every=10) as manager:
+        manager.save(1, {"w": [1.0]}, force=True)
+        for options in (["--bind", str(run)], ["-o", "remount,ro,bind"]):
+            subprocess.run(["mount", *options, str(run)], check=True)
+        try:
+            for step in (2, 3):
+                time.sleep(1.1)  # Requests are looked for once a second.
+                assert manager.save(step, {"w": [1.0]}) is None
+            assert not manager.preempted
+        finally:
+            subprocess.run(["umount", str(run)], check=True)
+        (run / "varve-stop").touch()
+        time.sleep(1.1)
+        manager.save(4, {"w": [1.0]})
+        assert manager.preempted
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed"])
+def test_a_job_whose_run_was_taken_away_leaves_it_to_the_job_that_begins_there(
+    how: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    state = {"w": torch.ones(3)}
+    manager = varve.torch.CheckpointManager(run, every=1, keep=1)
+    manager.save(1, state)
+    manager.wait()
+    if how == "removed":
+        shutil.rmtree(run)
+    else:
+        run.rename(tmp_path / "old")
+    command = [sys.executable, "-c", OTHER_JOB, str(run)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "begun\n"
+        with pytest.raises(varve.UnavailableError, match="another job has the run"):
+            for step in range(2, 6):
+                manager.save(step, state)
+                manager.wait()
+        manager.close()
+        other.communicate("go on\n")
+    assert other.returncode == 0
+    assert {"step-00000011", "step-00000012"} <= {path.name for path in run.iterdir()}
+
+
+def test_a_job_whose_run_was_taken_away_goes_on_in_a_new_one_and_has_its_lock(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    with varve.torch.CheckpointManager(run, every=1) as manager:
+        shutil.rmtree(run)
+        for step in (1, 2):
+            future = manager.save(step, {"w": torch.ones(3)})
+            assert future is not None
+            future.result()
+            manager.wait()
+        assert "was removed or renamed; this job goes on" in caplog.text
+        with pytest.raises(varve.PreconditionError, match="another job has the run"):
+            manage.lock_run(str(run), "another one")
+    assert [step.step for step in varve.steps(run)] == [1, 2]
+
+
+def test_the_save_at_the_end_of_a_run_is_not_left_out_for_one_under_way(tmp_path: Path) -> None:
+    state = {"w": torch.ones(10 << 20, dtype=torch.uint8)}
+    with (
+        varve.torch.Stager(max_in_flight=1, when_busy="skip") as stager,
+        varve.torch.CheckpointManager(
+            tmp_path / "run",
+            every=1,
+            stager=stager,
+            save_options={"max_write_bandwidth": 20 << 20},
+        ) as manager,
+    ):
+        manager.save(1, state)
+        manager.save(2, state)  # Mostly left out.
+        manager.save(3, state, force=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        manager.save(4, state)
+        assert manager.preempted
+    assert {1, 3, 4} <= {step.step for step in varve.steps(tmp_path / "run")}
+
+
+def test_a_resume_in_the_same_job_goes_on_from_the_save_under_way(tmp_path: Path) -> None:
+    state = {"w": torch.ones(3), "step": 0}
+    with varve.torch.CheckpointManager(tmp_path / "run", every=1) as manager:
+        for step in (1, 2):
+            state["step"] = step
+            manager.save(step, state)
+            assert manager.resume(state) == step
+            assert manager.restore(step, state).loaded == 2
