@@ -32,6 +32,7 @@ def test_a_read_only_file_system_is_no_request_to_stop(small_disk: Path) -> None
     run = small_disk / "run"
     with varve.CheckpointManager(run, every=10) as manager:
         manager.save(1, {"w": [1.0]}, force=True)
+        manager.wait()  # A file that is open would keep the mount busy.
         for options in (["--bind", str(run)], ["-o", "remount,ro,bind"]):
             subprocess.run(["mount", *options, str(run)], check=True)
         try:
