@@ -158,8 +158,8 @@ class CheckpointReader {
   [[nodiscard]] std::uint32_t format_version() const;
   /// Returns what the index says. The chunks of native checkpoints have no hashes in it.
   [[nodiscard]] const Metadata& metadata() const;
-  /// Returns a tensor of metadata() with the hashes of its chunks, which it reads from the headers of
-  /// their files. Tensors of other formats have none. Errors: DataLoss; FailedPrecondition when
+  /// Returns a tensor of metadata() with the hashes of its chunks, which it reads from the headers
+  /// of their files. Tensors of other formats have none. Errors: DataLoss; FailedPrecondition when
   /// another save has replaced it; OutOfSpace; Unavailable.
   [[nodiscard]] Result<TensorMetadata> WithHashes(const TensorMetadata& tensor);
   /// Returns the checkpoint's directory; differs from the given path for a displaced checkpoint.

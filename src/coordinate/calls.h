@@ -85,8 +85,8 @@ class Calls {
 /// no call, and answer nothing, when this rank comes. Deterministic.
 ///
 /// This rank decides alone only what rank 0 would decide too, whatever call that is in. It is so
-/// while this rank has left no call without rank 0 since the two were in one: Calls then fails it in
-/// each call of the name of one that rank 0 has left. Else it waits for rank 0.
+/// while this rank has left no call without rank 0 since the two were in one: Calls then fails it
+/// in each call of the name of one that rank 0 has left. Else it waits for rank 0.
 class CallsOfRank0 {
  public:
   /// Rank 0 has left a call.

@@ -30,8 +30,8 @@ namespace {
 
 // Manifests of this version have a record for each chunk.
 constexpr std::uint32_t kChunkRecordVersion = 1;
-// Three times what the writer's limit allows, which counts a run for each. Looking at all of them
-// takes less than a second.
+// Three times what the writer's limit allows, which counts a run for each. To look at all takes
+// less than a second.
 constexpr std::uint64_t kMostChunks = std::uint64_t{1} << 28;
 // Of a chunk that is kept by itself a manifest has a box, and a file and a place in it, or a record.
 constexpr std::uint64_t kLeastChunkBytes = 16;
