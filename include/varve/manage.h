@@ -164,8 +164,8 @@ class RunLock {
 
   /// Asks whether this job still has the run. Where there are locks it has, unless the directory
   /// was removed or renamed: it takes the one that is there now. Elsewhere a later job takes the
-  /// run. Errors: FailedPrecondition when another job has it, with its `holder`; Unavailable once for
-  /// another directory; those of the storage, after which it is not known.
+  /// run. Errors: FailedPrecondition when another job has it, with its `holder`; Unavailable once
+  /// for another directory; those of the storage, after which it is not known.
   virtual Status CheckHeld() = 0;
 
   /// Returns a number that is higher than those of all jobs that have had the run before; 0 where

@@ -233,12 +233,12 @@ bool WasReplaced(Storage& storage, const OpenedIndex& index) {
   return apart ? now->metadata.save_id != id : now->metadata != index.metadata;
 }
 
-Status UnlessReplaced(Status read, Storage& storage, const OpenedIndex& index) {
+Status UnlessReplaced(const Status& read, Storage& storage, const OpenedIndex& index) {
   return read.code() == StatusCode::kDataLoss && WasReplaced(storage, index)
              ? FailedPrecondition(index.home() +
                                   " was overwritten by another save, or removed, while it was "
                                   "being read; open it again")
-             : read;
+             : CopyOf(read);
 }
 
 namespace {

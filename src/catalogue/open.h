@@ -29,7 +29,7 @@ Result<OpenedIndex> OpenWanted(Storage& storage, const std::string& path,
 bool WasReplaced(Storage& storage, const OpenedIndex& index);
 
 /// Returns the status of a read; FailedPrecondition in place of damage where WasReplaced.
-Status UnlessReplaced(Status read, Storage& storage, const OpenedIndex& index);
+Status UnlessReplaced(const Status& read, Storage& storage, const OpenedIndex& index);
 
 /// Opens the checkpoint of a record, which is in the directory `path`, or is `path` where it was
 /// named itself. Errors: DataLoss where the manifest is not the one that the record commits to.

@@ -22,9 +22,9 @@
 //     both directions.
 //  5. A rank that comes late, to a call that rank 0 has ended, gets an error at once and fails that
 //     call alone; the next one finds all ranks in step. Rank 0 reads nothing between its calls:
-//     when it ends one it tells the connected ranks that have not come. A rank that has missed a call
-//     waits in its present one while rank 0 ends the missed one on all ranks, with the names of
-//     both; then rank 0 comes. If rank 0 has missed a call, the ranks in it get an error at once.
+//     when it ends one it tells the connected ranks that have not come. A rank that has missed a
+//     call waits in its present one while rank 0 ends the missed one on all ranks, with the names
+//     of both; then rank 0 comes. If rank 0 has missed one, the ranks in it get an error at once.
 //  6. Rank 0 reads from all ranks at once. Where a rank has not called, rank 0 gives up at the
 //     earliest time limit of the ranks that have: so each of them learns within its own time limit
 //     which rank is missing.

@@ -176,7 +176,7 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
   storage_bytes += read_options.order.delay ? 0 : outcome.storage_bytes;
 
   if (!outcome.status.ok()) {
-    return WithDestination(UnlessReplaced(std::move(outcome.status), files.storage(), index),
+    return WithDestination(UnlessReplaced(outcome.status, files.storage(), index),
                            DescribeTouched(outcome.touched, owner_name));
   }
   return outcome.bytes_read;

@@ -141,9 +141,8 @@ Status CheckTensor(const std::vector<Held>& held, std::size_t begin, std::size_t
   }
   if (covered != Volume(first.shape())) {
     std::vector<Box> held_boxes;
-    for (const Box* const box : boxes) {
-      held_boxes.push_back(*box);
-    }
+    std::transform(boxes.begin(), boxes.end(), std::back_inserter(held_boxes),
+                   [](const Box* box) { return *box; });
     return InvalidArgument("tensor \"" + first.fqn() + "\" of shape " + ToString(first.shape()) +
                            ": no rank holds " +
                            ToString(SubtractAll(WholeBox(first.shape()), held_boxes).front()));

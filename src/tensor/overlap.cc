@@ -31,8 +31,8 @@ bool Overlap(const Box* a, const Box* b) {
   return true;
 }
 
-/// Splits groups of boxes by planes until no pair is left to compare. A box that a plane cuts goes to
-/// both sides.
+/// Splits groups of boxes by planes until no pair is left to compare. A box that a plane cuts goes
+/// to both sides.
 class Splitter {
  public:
   explicit Splitter(Boxes boxes) : boxes_(boxes) {}

@@ -15,10 +15,10 @@ namespace varve {
 /// Two numbers of a list, or nothing.
 using OverlappingPair = std::optional<std::pair<std::size_t, std::size_t>>;
 
-/// Returns two boxes that share an element, or nothing. Requires: every box passed CheckBox with one
-/// shape. O(n) for slices in order, O(n log n) for any way of cutting a tensor that cuts straight
-/// through, again and again (slices, grids, grids of different pitch beside each other). Errors:
-/// InvalidArgument for boxes so interlocked that this would take too long.
+/// Returns two boxes that share an element, or nothing. Requires: every box passed CheckBox with
+/// one shape. O(n) for slices in order, O(n log n) for any way of cutting a tensor that cuts
+/// straight through, again and again (slices, grids, grids of different pitch beside each other).
+/// Errors: InvalidArgument for boxes so interlocked that this would take too long.
 Result<OverlappingPair> FindOverlap(std::span<const Box* const> boxes);
 Result<OverlappingPair> FindOverlap(const std::vector<Box>& boxes);
 

@@ -40,8 +40,8 @@ std::size_t BytesOf(const Metadata& metadata) {
   return bytes;
 }
 
-/// Returns the place of a value in the index, by the name that its file has for it; null where there
-/// is none.
+/// Returns the place of a value in the index, by the name that its file has for it; null where it
+/// has none.
 Extent* PlaceOf(const std::string& name, std::uint32_t file, Metadata* index) {
   const auto found = std::lower_bound(
       index->objects.begin(), index->objects.end(), name,

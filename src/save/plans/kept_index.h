@@ -1,5 +1,5 @@
-/// The index of an earlier save of the same plans, for the next one: it differs in checksums, and in
-/// the places of plain values that have another size.
+/// The index of an earlier save of the same plans, for the next one: it differs in checksums, and
+/// in the places of plain values that have another size.
 #pragma once
 
 #include <cstddef>
@@ -27,9 +27,9 @@ class KeptIndex {
   /// Items of LocalPlan::objects that ranks write, by rank.
   using WrittenObjects = std::map<std::uint32_t, std::vector<std::uint32_t>>;
 
-  /// Returns the index of a save, from the encoded WriteReceipts of its ranks. Nothing where none is
-  /// kept, or where a file's data begins elsewhere than before. Errors: DataLoss for a receipt, or
-  /// a plan, that cannot be decoded.
+  /// Returns the index of a save, from the encoded WriteReceipts of its ranks. Nothing where none
+  /// is kept, or where a file's data begins elsewhere than before. Errors: DataLoss for a receipt,
+  /// or a plan, that cannot be decoded.
   Result<std::optional<Metadata>> Of(const SettledSave& settled,
                                      const std::vector<std::string>& receipts) const;
 
