@@ -48,6 +48,14 @@ def test_what_is_no_dict_is_not_given_to_an_object_and_nothing_changes(
     assert counter.given == {"count": 1}  # Its own, in the load that takes what fits.
 
 
+def test_an_object_that_had_no_state_is_given_none(tmp_path: Path) -> None:
+    varve.torch.save({"o": None}, tmp_path / "c")
+    counter = Counter()
+    counter.given = 0
+    varve.torch.load({"o": counter}, tmp_path / "c")
+    assert counter.given is None
+
+
 class Twice(dict[str, int]):
     """A class of dict, which is stored as one value."""
 
