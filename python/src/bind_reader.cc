@@ -359,7 +359,7 @@ void BindReader(nb::module_& module) {
       .Field("end", &StoredChunk::end)
       .Field("rank", &StoredChunk::rank)
       .Public("varve");
-  nb::class_<PythonReader>(module, "Reader")
+  nb::class_<PythonReader>(module, "Reader", nb::is_weak_referenceable())
       .def(nb::init<const FsPath&, bool, std::uint32_t>(), nb::arg("path"),
            nb::arg("use_agent") = true, nb::arg("own_ranks_of") = 0)
       .def_prop_ro("directory",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,8 +37,7 @@ _CASTABLE = frozenset(DTYPE_NUMBERS[name] for name in ("float16", "bfloat16", "f
 class _Plan:
     """The load of one rank: all that is known before the ranks agree.
 
-    Matches the destination with the checkpoint and lists the memory to fill. What is in circles of
-    references has the reader by `opened` alone.
+    Matches the destination with the checkpoint and lists the memory to fill.
     """
 
     def __init__(
@@ -49,7 +49,6 @@ class _Plan:
         choice: Choice,
         cast: bool,
         world: int,
-        opened: list[_core.Reader],
     ) -> None:
         self.reader = reader
         self.arrays = arrays
@@ -67,7 +66,10 @@ class _Plan:
         objects: Container[str] = self.objects
         with _classes.quietly():  # The destination has the containers.
             self.structure = structure = reader.structure()
-        self.wrappers = Wrappers(lambda: dict(_leaves(opened[0], None)) if saved is None else saved)
+        # `match` and `wrappers` are in circles of references. These must not keep the reader open: a
+        # checkpoint that is open is not removed by the rules of a run.
+        opened: Callable[[], Any] = weakref.ref(reader)
+        self.wrappers = Wrappers(lambda: dict(_leaves(opened(), None)) if saved is None else saved)
         saved = structure
         by_name: Callable[[], Mapping[str, Any]] = dict
         take = arrays.matcher(self.filling)
@@ -93,7 +95,7 @@ class _Plan:
 
         def pickled(fqn: str, tensor: Any, apart: Any) -> tuple[str, Callable[[], Any]]:
             assert arrays.wrapping is not None  # Else there is nothing to take apart.
-            return arrays.wrapping.pickled(opened[0], stored(fqn), tensor, apart)
+            return arrays.wrapping.pickled(opened(), stored(fqn), tensor, apart)
 
         self.match = Match(
             rank,
@@ -271,30 +273,13 @@ def load(
     choice: Choice,
 ) -> _core.LoadReport:
     """Fills a state in place."""
-    opened: list[_core.Reader] = []
-    try:
-        return _load(state, path, arrays, coordinator, options, choice, opened)
-    finally:
-        opened.clear()  # A checkpoint that is open is not removed by the rules of a run.
-
-
-def _load(
-    state: Any,
-    path: str | os.PathLike[str],
-    arrays: Arrays,
-    coordinator: Coordinator | None,
-    options: _core.LoadOptions,
-    choice: Choice,
-    opened: list[_core.Reader],
-) -> _core.LoadReport:
     rank = 0 if coordinator is None else coordinator.rank
     try:
         reader = _core.Reader(path_text(path), choice.use_agent)
-        opened.append(reader)
         world = 1 if coordinator is None else coordinator.size
         if options.on_difference == "keep" and world == reader.world_size:
             reader.take_values_of(rank)  # Before values are read: the ranks agree later.
-        plan = _Plan(reader, state, arrays, rank, choice, options.cast, world, opened)
+        plan = _Plan(reader, state, arrays, rank, choice, options.cast, world)
         if options.strict and plan.keys is not None:
             # What the destination alone has is missing, and the ranks tell each other so.
             names = [*plan.names_to_fill(), *plan.match.absent]
