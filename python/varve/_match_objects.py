@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from varve._objects import Entry, Planned
@@ -64,8 +63,7 @@ def match_object(
 def _is_no_mapping(match: Match, stored: Any, path: str) -> bool:
     if isinstance(stored, ObjectLeaf) and match._wants(path):
         values = match._source.values([path])  # Of a dict of a class of its own it is one.
-        # An object may have had no state, and takes that.
-        return values is not None and not isinstance(values[0], (Mapping, NoneType))
+        return values is not None and not isinstance(values[0], Mapping)
     return isinstance(stored, (TensorLeaf, list))
 
 
