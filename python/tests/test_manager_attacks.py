@@ -1,4 +1,4 @@
-"""What an attack on the manager of a run found, each a claim now."""
+"""Claims about the manager of a run that an attack has found broken."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def plain_values(
         f"make: {listed}. allow_pickle=True cannot open them: they are parts of the file's one "
         "pickle, which only torch.load(..., weights_only=False) runs as a whole. "
         + (
-            f"What else is in it can be read: keys={free[:10]!r}"
+            f"The rest can be read: keys={free[:10]!r}"
             if free
             else "Nothing in it can be read without them"
         )
