@@ -13,7 +13,7 @@
 
 namespace varve {
 
-/// Reads the headers that are needed, and keeps their hashes: 40 bytes a chunk of these files.
+/// Reads the headers that are needed, and keeps the hashes of these files in memory.
 /// Threads: any.
 class ChunkHashes {
  public:

@@ -9,17 +9,21 @@
 
 namespace varve {
 
-Status SettledSave::ForEachRank(
-    const std::function<Status(std::uint32_t rank, const LocalPlan& plan,
-                               const RankAssignment& assignment)>& visit) const {
-  VARVE_RETURN_IF_ERROR(visit(0, plan(), assignment()));
-  for (std::uint32_t rank = 1; rank < others->world_size(); ++rank) {
-    VARVE_ASSIGN_OR_RETURN(LocalPlan theirs, others->PlanOf(rank));
-    VARVE_ASSIGN_OR_RETURN(const RankAssignment writes, others->AssignmentOf(rank));
-    if (const auto changed = sizes.find(rank); changed != sizes.end()) {
-      VARVE_RETURN_IF_ERROR(ApplySizes(changed->second, &theirs));
-    }
-    VARVE_RETURN_IF_ERROR(visit(rank, theirs, writes));
+Status SettledSave::VisitRank(std::uint32_t rank, const Visit& visit) const {
+  if (rank == 0) {
+    return visit(0, plan(), assignment());
+  }
+  VARVE_ASSIGN_OR_RETURN(LocalPlan theirs, others->PlanOf(rank));
+  VARVE_ASSIGN_OR_RETURN(const RankAssignment writes, others->AssignmentOf(rank));
+  if (const auto changed = sizes.find(rank); changed != sizes.end()) {
+    VARVE_RETURN_IF_ERROR(ApplySizes(changed->second, &theirs));
+  }
+  return visit(rank, theirs, writes);
+}
+
+Status SettledSave::ForEachRank(const Visit& visit) const {
+  for (std::uint32_t rank = 0; rank < others->world_size(); ++rank) {
+    VARVE_RETURN_IF_ERROR(VisitRank(rank, visit));
   }
   return Status::Ok();
 }

@@ -51,11 +51,14 @@ struct SettledSave {
   [[nodiscard]] const LocalPlan& plan() const { return plans[0]; }
   [[nodiscard]] const RankAssignment& assignment() const { return settled.ranks[0]; }
 
-  /// Calls `visit` with each rank's plan and what it writes, by rank, on the coordinator once the
-  /// save is settled. Plans of other ranks are without their structures. Errors: DataLoss; those of
-  /// `visit`.
-  Status ForEachRank(const std::function<Status(std::uint32_t rank, const LocalPlan& plan,
-                                                const RankAssignment& assignment)>& visit) const;
+  using Visit = std::function<Status(std::uint32_t rank, const LocalPlan& plan,
+                                     const RankAssignment& assignment)>;
+
+  /// Calls `visit` with a rank's plan and what it writes, on the coordinator once the save is
+  /// settled. Plans of other ranks are without their structures. Errors: DataLoss; those of `visit`.
+  Status VisitRank(std::uint32_t rank, const Visit& visit) const;
+  /// Does the same with all ranks, in their order.
+  Status ForEachRank(const Visit& visit) const;
   /// Returns the plans of all ranks, and the settled plan. Errors: as ForEachRank.
   [[nodiscard]] Result<std::pair<std::vector<LocalPlan>, SettledPlan>> OfAllRanks() const;
 };

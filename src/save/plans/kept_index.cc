@@ -58,22 +58,8 @@ Extent* PlaceOf(const std::string& name, std::uint32_t file, Metadata* index) {
   return nullptr;
 }
 
-/// Puts the places of the values of one file, and its size, into the index.
-Status PlaceValues(const SettledSave& settled, std::uint32_t rank, Metadata* index) {
-  FileIdentity identity = settled.identity;
-  identity.rank = rank;
-  const auto laid_out = [&]() -> Result<FilePlan> {
-    if (rank == 0) {
-      return PlanFile(settled.plan(), settled.assignment(), identity);
-    }
-    VARVE_ASSIGN_OR_RETURN(LocalPlan plan, settled.others->PlanOf(rank));
-    if (const auto changed = settled.sizes.find(rank); changed != settled.sizes.end()) {
-      VARVE_RETURN_IF_ERROR(ApplySizes(changed->second, &plan));
-    }
-    VARVE_ASSIGN_OR_RETURN(const RankAssignment writes, settled.others->AssignmentOf(rank));
-    return PlanFile(plan, writes, identity);
-  };
-  VARVE_ASSIGN_OR_RETURN(const FilePlan plan, laid_out());
+/// Puts the places of the values of a rank's file, and its size, into the index.
+Status PlaceValues(const FilePlan& plan, std::uint32_t rank, Metadata* index) {
   DataFile& file = index->files[rank];
   const std::uint64_t begin = file.data_begin;
   file.size = begin + plan.header.data_bytes;
@@ -117,6 +103,11 @@ Result<std::optional<Metadata>> KeptIndex::Of(const SettledSave& settled,
   }
   made = kept->metadata;
   made->save_id = settled.identity.save_id;
+  const auto place = [&](std::uint32_t rank, const LocalPlan& plan,
+                         const RankAssignment& assignment) -> Status {
+    VARVE_ASSIGN_OR_RETURN(const FilePlan file, PlanFile(plan, assignment, settled.identity));
+    return PlaceValues(file, rank, &*made);
+  };
   for (std::uint32_t rank = 0; rank < receipts.size(); ++rank) {
     DataFile& file = made->files[rank];
     VARVE_ASSIGN_OR_RETURN(WriteReceipt receipt, DecodeReceipt(receipts[rank]));
@@ -124,7 +115,7 @@ Result<std::optional<Metadata>> KeptIndex::Of(const SettledSave& settled,
       return std::optional<Metadata>();
     }
     if (kept->HasOtherSizes(settled, rank)) {
-      VARVE_RETURN_IF_ERROR(PlaceValues(settled, rank, &*made));
+      VARVE_RETURN_IF_ERROR(settled.VisitRank(rank, place));
     }
     VARVE_RETURN_IF_ERROR(CheckReceipt(receipt, file.size - file.data_begin, made->block_bytes)
                               .Annotate("rank " + std::to_string(rank)));

@@ -20,8 +20,8 @@ namespace varve {
 /// Belongs to an agreement (agreements.h), on the coordinator. Threads: any.
 class KeptIndex {
  public:
-  /// A larger index is not kept. One of equal shards takes some 300 bytes for each rank, tensor and
-  /// value.
+  /// A larger index is not kept. Each rank, tensor and value counts 256 bytes, and so does each
+  /// chunk that is no cell of a grid.
   static constexpr std::size_t kMostBytes = std::size_t{64} << 20;
 
   /// Items of LocalPlan::objects that ranks write, by rank.
