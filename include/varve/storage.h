@@ -83,7 +83,7 @@ class StorageLock {
  public:
   virtual ~StorageLock() = default;
   /// Returns false where the name does not stand for what was locked any more: its directory was
-  /// removed or renamed, and others can lock the name.
+  /// removed or renamed, and others can lock the name. True also where the storage does not tell.
   [[nodiscard]] virtual bool HasName() const { return true; }
 };
 

@@ -187,7 +187,12 @@ class HeldRunLock final : public RunLock {
     if (lock_->HasName()) {
       return Status::Ok();
     }
-    VARVE_ASSIGN_OR_RETURN(lock_, LockDirectory(storage_, run_, holder_));
+    auto lock = LockDirectory(storage_, run_, holder_);
+    if (!lock.ok()) {
+      // Renamed back meanwhile, it is locked by this job.
+      return lock_->HasName() ? Status::Ok() : lock.status();
+    }
+    lock_ = *std::move(lock);
     return Unavailable("the directory of the run " + run_ +
                        " was removed or renamed; this job goes on in the one that is there now");
   }

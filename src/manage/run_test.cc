@@ -326,6 +326,25 @@ TEST_F(Run, HasOneJobAtATimeAndASecondLearnsWhoHasIt) {
   EXPECT_THAT(PosixStorage().List(Path("run")).value(), IsEmpty());
 }
 
+TEST_F(Run, WhoseDirectoryIsTakenAwayIsLockedAnewOrAnotherJobs) {
+  namespace fs = std::filesystem;
+  const auto lock = LockRun(Path("run"), "job 17");
+  ASSERT_TRUE(IsOk(lock));
+  fs::rename(Path("run"), Path("aside"));
+  fs::rename(Path("aside"), Path("run"));
+  EXPECT_TRUE(IsOk((*lock)->CheckHeld())) << "it is the same directory";
+  fs::rename(Path("run"), Path("aside"));
+  EXPECT_TRUE(
+      FailsWith((*lock)->CheckHeld(), StatusCode::kUnavailable, {"was removed or renamed"}));
+  EXPECT_TRUE(IsOk((*lock)->CheckHeld())) << "that is said once";
+  EXPECT_TRUE(FailsWith(LockRun(Path("run"), "me"), StatusCode::kFailedPrecondition, {"job 17"}));
+  fs::remove_all(Path("run"));
+  const auto other = LockRun(Path("run"), "job 18");
+  ASSERT_TRUE(IsOk(other));
+  EXPECT_TRUE(FailsWith((*lock)->CheckHeld(), StatusCode::kFailedPrecondition, {"job 18"}));
+  EXPECT_TRUE(IsOk((*other)->CheckHeld()));
+}
+
 TEST_F(Run, AFileThatAUserAddsLaterDoesNotMakeAStepNewer) {
   Save("step-1");
   const auto before = ListSteps(dir_.path());

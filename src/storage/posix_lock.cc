@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -13,13 +14,18 @@
 namespace varve {
 namespace {
 
-/// Returns true when `name` is the file that `fd` has open.
-bool NamesFile(const std::string& name, int fd) {
+/// Returns whether `name` is the file that `fd` has open; nothing, with errno, where stat fails.
+std::optional<bool> IsFileOf(const std::string& name, int fd) {
   struct stat by_name{};
   struct stat by_fd{};
-  return ::stat(name.c_str(), &by_name) == 0 && ::fstat(fd, &by_fd) == 0 &&
-         by_name.st_dev == by_fd.st_dev && by_name.st_ino == by_fd.st_ino;
+  if (::stat(name.c_str(), &by_name) != 0 || ::fstat(fd, &by_fd) != 0) {
+    return std::nullopt;
+  }
+  return by_name.st_dev == by_fd.st_dev && by_name.st_ino == by_fd.st_ino;
 }
+
+/// Returns true when `name` is known to be the file that `fd` has open.
+bool NamesFile(const std::string& name, int fd) { return IsFileOf(name, fd).value_or(false); }
 
 /// An flock on a file that is removed with the lock. Removing it while the lock is held, together
 /// with the check in AcquireLock that the name still stands for the locked file, keeps two holders
@@ -36,7 +42,10 @@ class PosixLock final : public StorageLock {
       ::unlink(name_.c_str());
     }
   }
-  [[nodiscard]] bool HasName() const override { return NamesFile(name_, fd_.get()); }
+  [[nodiscard]] bool HasName() const override {
+    const auto has = IsFileOf(name_, fd_.get());
+    return has ? *has : errno != ENOENT && errno != ENOTDIR;
+  }
 
  private:
   std::string name_;
