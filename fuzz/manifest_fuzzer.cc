@@ -1,6 +1,6 @@
 // DecodeManifest: manifest.bin, docs/format.md section 6. It is compressed and carries a checksum,
 // where a changed byte says nothing about the decoder behind. So an input with the frame's magic is
-// given the checksum that fits, and any other is taken for the plain part of an frame and framed.
+// given the checksum that fits, and any other is taken for the plain part of a frame and framed.
 
 #include <algorithm>
 

@@ -33,7 +33,7 @@ constexpr std::uint32_t kChunkRecordVersion = 1;
 // Three times what the writer's limit allows, which counts a run for each. To look at all takes
 // less than a second.
 constexpr std::uint64_t kMostChunks = std::uint64_t{1} << 28;
-// Of a chunk that is kept by itself a manifest has a box and a place, or a record.
+// A manifest has at least so many bytes for a chunk that is kept by itself.
 constexpr std::uint64_t kLeastChunkBytes = 16;
 // The ratio of zstd for zeros: blocks of 128 KiB in 4 bytes. A frame that claims more is refused.
 constexpr std::uint64_t kMaxZstdRatio = 32768;
