@@ -55,7 +55,8 @@ struct SettledSave {
                                      const RankAssignment& assignment)>;
 
   /// Calls `visit` with a rank's plan and what it writes, on the coordinator once the save is
-  /// settled. Plans of other ranks are without their structures. Errors: DataLoss; those of `visit`.
+  /// settled. Plans of other ranks are without their structures. Errors: DataLoss; those of
+  /// `visit`.
   Status VisitRank(std::uint32_t rank, const Visit& visit) const;
   /// Does the same with all ranks, in their order.
   Status ForEachRank(const Visit& visit) const;
