@@ -8,7 +8,6 @@ import signal
 import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import olmo_jobs as jobs
@@ -93,8 +92,11 @@ def save_remotely_and_die(
     os.environ["VARVE_S3_MAX_BANDWIDTH"] = "20000"
 
     def kill() -> None:
-        while not all(list(Path(spool).rglob(name)) for name in ("config.yaml", "*.pt")):
+        names: set[str] = set()
+        while "config.yaml" not in names or not any(name.endswith(".pt") for name in names):
             time.sleep(0.005)
+            # Unlike rglob, it passes over directories that the save renames meanwhile.
+            names = {name for _, _, files in os.walk(spool) for name in files}
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=kill).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import signal
 import time
@@ -86,7 +87,7 @@ class DieWhileSaving(TrainerCallback):
         if state.global_step == self.step:
             name = f"checkpoint-{self.step}"
             while not (self.folder / name).exists():
-                staged = [p for p in self.folder.rglob(".checkpoint-*/*") if "data-" in p.name]
+                staged = glob.glob(f"{self.folder}/.checkpoint-*/data-*")
                 if len(staged) == args.world_size:
                     os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(0.01)

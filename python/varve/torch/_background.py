@@ -76,12 +76,13 @@ def begin(
     guards = guards_of(optimizers) if staging == "overlapped" else []
 
     def start(stager: Stager) -> AnyHandle:
-        with _run.ranks(path, process_group, timeout, coordinate) as coordinator:
-            options = made_options(own_id)
-            upload = copy_of(path, upload_to, options.save)
-            save = Save(kind, content, where, options, on_failure, upload)
-            handle = save.start(stager, coordinator)
+        handle = kind()
         with _cancelled_by_errors(handle):
+            with _run.ranks(path, process_group, timeout, coordinate) as coordinator:
+                options = made_options(own_id)
+                upload = copy_of(path, upload_to, options.save)
+                save = Save(handle, content, where, options, on_failure, upload)
+                save.start(stager, coordinator)
             handle._guard(guards)
             handle._warning = _engine.warn_of_values(where, handle._differing, options.save)
         return handle
@@ -130,7 +131,7 @@ def with_shared(
 class Save(Generic[AnyHandle]):
     """One save in the background."""
 
-    kind: type[AnyHandle]
+    handle: AnyHandle
     content: _engine.Content
     path: str
     options: background.AsyncSaveOptions
@@ -138,9 +139,9 @@ class Save(Generic[AnyHandle]):
     upload: Copy | None = None
 
     def start(self, stager: Stager, coordinator: Coordinator | None) -> AnyHandle:
-        """Begins the save on a stager."""
+        """Begins the save on a stager, and returns its handle."""
         stager_engine = stager._usable()
-        handle = self.kind()
+        handle = self.handle
         handle.path = self.path
         failures = owners_or(stager._failures)
         refusal, cause = self._refusal(stager, failures)
@@ -188,7 +189,7 @@ class Save(Generic[AnyHandle]):
                 parts.engine,
                 self.path,
                 self.options,
-                self.kind._deferred,
+                handle._deferred,
                 coordinator,
                 handle._end_staging,
                 end,

@@ -161,7 +161,7 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
             save = _core.SaveOptions(format="dcp", overwrite=job.writer.overwrite, timeout=TIMEOUT)
             options = background.AsyncSaveOptions(save=save)
             content = _engine.Content(state)
-            return Save(SaveHandle, content, path, options).start(stager, coordinator)
+            return Save(SaveHandle(), content, path, options).start(stager, coordinator)
 
     handle = log_step("stage_state_dict", lambda: start(begin))
     log_step("maybe_synchronize_staging", lambda: None)
