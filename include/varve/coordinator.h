@@ -40,6 +40,11 @@ class Coordinator {
   /// passes.
   virtual Result<std::string> Receive(int from, Deadline deadline) = 0;
 
+  /// Until SendHeld, Send may keep messages back, so that equal ones for several ranks travel
+  /// together. By default it keeps none.
+  virtual void HoldSent() {}
+  virtual void SendHeld(Deadline /*deadline*/) {}
+
   [[nodiscard]] bool is_coordinator() const { return rank() == 0; }
 
   /// Marks this rank as out of step with the others. Exchange does so where a message is lost.
@@ -119,8 +124,9 @@ struct SocketOptions {
   std::function<void(const std::string&)> log{};
 };
 
-/// Returns the ranks of a job as a Coordinator over TCP: one connection from every rank to rank 0,
-/// for programs without MPI. Only rank 0 exchanges messages
+/// Returns the ranks of a job as a Coordinator over TCP, for programs without MPI. Every rank
+/// connects to rank 0; of more than 256 ranks most connect to every 32nd one, which passes their
+/// messages on as long as its process lives. Only rank 0 exchanges messages
 /// with others, as Exchange does; any other pair is kInternal. Call it on all ranks; it waits until
 /// rank 0 can be reached. A rank that dies is noticed at once, one that does not come is named when
 /// the timeout is over.

@@ -15,7 +15,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
-#include "coordinate/channel.h"
+#include "coordinate/channel/channel.h"
 #include "interruptible.h"
 
 namespace varve::python {

@@ -8,7 +8,7 @@
 #include <system_error>
 #include <thread>
 
-#include "coordinate/channel.h"
+#include "coordinate/channel/channel.h"
 #include "varve/stop.h"
 
 namespace varve::python {

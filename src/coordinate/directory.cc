@@ -103,7 +103,7 @@ bool IsUnreadAnswer(const DirectoryEntry& entry) {
   return entry.name.find(kFromCoordinator) != std::string::npos && !entry.name.ends_with(kPart);
 }
 
-Bytes Frame(std::string_view message) {
+Bytes HeaderOf(std::string_view message) {
   Bytes frame;
   ByteWriter out(&frame);
   out.Raw(kMagic);
@@ -220,7 +220,7 @@ class InDirectory final : public Coordinator {
   /// Makes steps 1 and 3. Errors: kNotFound when there is no directory.
   Status Put(const std::string& name, std::string_view message) {
     if (appears_whole_) {
-      Bytes content = Frame(message);
+      Bytes content = HeaderOf(message);
       content += message;
       return WriteWholeFile(storage_, JoinPath(directory_, name), content, /*exclusive=*/false);
     }
@@ -228,7 +228,7 @@ class InDirectory final : public Coordinator {
     {
       // No size is given ahead: it would be preallocated, and only Sync cuts what is too much.
       VARVE_ASSIGN_OR_RETURN(const auto file, storage_.OpenForWrite(part, {.exclusive = false}));
-      VARVE_RETURN_IF_ERROR(file->WriteAt(0, AsByteSpan(Frame(message))));
+      VARVE_RETURN_IF_ERROR(file->WriteAt(0, AsByteSpan(HeaderOf(message))));
       VARVE_RETURN_IF_ERROR(file->WriteAt(kFrameBytes, AsByteSpan(message)));
     }  // Closed before the rename: a network file system sends it to the server then.
     return storage_.Rename(part, JoinPath(directory_, name), RenameMode::kReplace);

@@ -251,6 +251,7 @@ Result<std::string> Coordinate(Coordinator& coordinator, std::string_view what, 
   Result<Replies> replies = Guarded([&] { return ReplyTo(std::move(gathered), what, combine); });
   const Deadline reply_deadline = std::max(deadline, Now() + kReplyGrace);
   Status sent;
+  coordinator.HoldSent();
   for (int rank = 0; rank < coordinator.size(); ++rank) {
     if (rank == coordinator.rank()) {
       continue;
@@ -266,6 +267,7 @@ Result<std::string> Coordinate(Coordinator& coordinator, std::string_view what, 
       });
     }
   }
+  coordinator.SendHeld(reply_deadline);
   VARVE_RETURN_IF_ERROR(replies.status());
   VARVE_RETURN_IF_ERROR(sent);
   return std::move((*replies)[static_cast<std::size_t>(coordinator.rank())]);
@@ -369,6 +371,8 @@ std::unique_ptr<Coordinator> MakeInStep(std::shared_ptr<Coordinator> ranks) {
     Result<std::string> Receive(int from, Deadline deadline) override {
       return to_->Receive(from, deadline);
     }
+    void HoldSent() override { to_->HoldSent(); }
+    void SendHeld(Deadline deadline) override { to_->SendHeld(deadline); }
 
    private:
     std::shared_ptr<Coordinator> to_;

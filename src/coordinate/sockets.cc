@@ -13,7 +13,7 @@
 
 #include "base/seconds.h"
 #include "base/time_source.h"
-#include "coordinate/channel.h"
+#include "coordinate/channel/channel.h"
 #include "varve/coordinator.h"
 
 namespace varve {

@@ -14,7 +14,7 @@
 #include <span>
 #include <string_view>
 
-#include "coordinate/connection.h"
+#include "coordinate/channel/connection.h"
 #include "tensor/region.h"
 #include "varve/status.h"
 

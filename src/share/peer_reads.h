@@ -19,7 +19,7 @@
 
 #include "base/time_source.h"
 #include "catalogue/files.h"
-#include "coordinate/connection.h"
+#include "coordinate/channel/connection.h"
 #include "pipeline/file_reader.h"
 #include "share/kept_cells.h"
 #include "share/peer_link.h"

@@ -13,7 +13,7 @@
 #include "base/bytes.h"
 #include "base/checked.h"
 #include "base/checksum.h"
-#include "coordinate/connection.h"
+#include "coordinate/channel/connection.h"
 #include "plan/load_plan.h"
 #include "tensor/box.h"
 

@@ -88,7 +88,7 @@ USERS = ("tools", "python/src", "examples", "bench")
 USERS_OWN_HEADERS = {
     "python/src": {
         "async/start.h",
-        "coordinate/channel.h",
+        "coordinate/channel/channel.h",
         "interop/olmo/names.h",
         "interop/pickle/writer.h",
         "pipeline/host_buffer.h",

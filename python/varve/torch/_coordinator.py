@@ -1,6 +1,6 @@
 """The calls of the ranks of a process group, over channels of the engine's.
 
-There is one channel for each set of ranks (src/coordinate/channel_state.cc is the account), kept from
+There is one channel for each set of ranks (src/coordinate/channel/channel_state.cc is the account), kept from
 call to call, and one more for each stager: messages of asynchronous saves have an order of their own, and
 go on when the job has ended torch's groups. From Python they have the job's store, which the ranks find
 each other by, and Ctrl-C.

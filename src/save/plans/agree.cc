@@ -241,7 +241,7 @@ Result<std::vector<std::string>> PlanAgreement::Settle(std::vector<LocalPlan> ot
   }
   std::vector<std::string> replies(shares.size());
   for (std::size_t rank = 1; rank < shares.size(); ++rank) {
-    SaveShare share = ShareOf(rank);
+    SaveShare share = SharedByAll();
     share.settled = std::move(shares[rank]);
     replies[rank] = EncodeFields(share);
   }
@@ -308,19 +308,15 @@ Result<std::vector<std::string>> PlanAgreement::SettleAsBefore(
   VARVE_ASSIGN_OR_RETURN(settled_->claim, claim());
   agreements_->Use(before);
   std::vector<std::string> replies(ranks);
-  for (std::size_t rank = 1; rank < ranks; ++rank) {
-    SaveShare share = ShareOf(rank);
-    share.before = before.id;
-    replies[rank] = EncodeFields(share);
-  }
+  SaveShare share = SharedByAll();
+  share.before = before.id;
+  std::fill(replies.begin() + 1, replies.end(), EncodeFields(share));
   return replies;
 }
 
-/// Returns what a rank is told of the save, without what it writes.
-SaveShare PlanAgreement::ShareOf(std::size_t rank) const {
-  SaveShare share{settled_->identity, settled_->joins, settled_->claim, {}, std::nullopt};
-  share.identity.rank = static_cast<std::uint32_t>(rank);
-  return share;
+/// Returns what all ranks are told of the save. It names no rank: equal replies travel as one.
+SaveShare PlanAgreement::SharedByAll() const {
+  return {settled_->identity, settled_->joins, settled_->claim, {}, std::nullopt};
 }
 
 Status PlanAgreement::TakeShare() {
@@ -328,6 +324,7 @@ Status PlanAgreement::TakeShare() {
     return Status::Ok();  // The coordinator's own share goes the short way.
   }
   VARVE_ASSIGN_OR_RETURN(SaveShare share, DecodeFields<SaveShare>(reply_));
+  share.identity.rank = settled_->identity.rank;
   settled_->identity = share.identity;
   settled_->joins = share.joins;
   settled_->claim = std::move(share.claim);

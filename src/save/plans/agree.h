@@ -68,7 +68,7 @@ class PlanAgreement {
   Result<std::vector<std::string>> SettleAsBefore(
       const Agreement& before, std::map<std::uint32_t, std::vector<ObjectSize>> sizes,
       const ClaimFunction& claim);
-  [[nodiscard]] SaveShare ShareOf(std::size_t rank) const;
+  [[nodiscard]] SaveShare SharedByAll() const;
   Status TakeBefore(const Hash128& agreement);
   void KeepOwn(const SettledShare& share);
   void ReturnFreedMemory() const;

@@ -5,7 +5,7 @@ or the joining fails, on whatever rank, all ranks raise one CheckpointException 
 all ranks that failed. The messages are pickles. They come from ranks of this job, whose channel has a token.
 
 Names are compared before the first step: ranks whose calls have different names, because some have missed a
-call, fail or wait as in `varve.torch.save` (src/coordinate/channel_state.cc). A save in the background has a
+call, fail or wait as in `varve.torch.save` (src/coordinate/channel/channel_state.cc). A save in the background has a
 channel of its own, which is made in a call of its ranks.
 """
 

@@ -19,7 +19,10 @@ enum class FrameKind : std::uint8_t {
   kEnd = 5,      ///< The sender has left the call, or the receiver must: why.
   kPast = 6,     ///< The sender is in no call, and makes none before the one of this name.
   kEnded = 7,    ///< Of rank 0: it has left a call, `missed`, to which the receiver has not come.
+  kLost = 8,     ///< Of a relay: a rank is lost, or rank 0 is: why.
+  kRouted = 9,   ///< A frame of several ranks, or for them: routed.h.
 };
+inline constexpr FrameKind kLastFrameKind = FrameKind::kRouted;
 
 struct Frame {
   FrameKind kind = FrameKind::kMessage;
@@ -53,12 +56,13 @@ struct CallReport {
   bool waits_for_absent = false;      ///< Of kNote: the sender waits for a rank that has not come.
   std::vector<std::string> missed{};  ///< Calls that the receiver has not made.
   std::vector<LeftCall> left{};
+  bool relay = false;  ///< Of kHello: the relay of `rank` connects, not the rank.
 };
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, CallReport>& report) {
   archive(report.text, report.rank, report.limit, report.waits_for_absent, report.missed,
-          report.left);
+          report.left, report.relay);
 }
 
 /// Returns the report of a rank that leaves a call; `cause` is the rank that made it leave, or -1.

@@ -2,6 +2,7 @@
 /// Deterministic: no sockets, no clock, no threads.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -14,8 +15,8 @@
 #include "base/name_list.h"
 #include "base/seconds.h"
 #include "base/time_source.h"
-#include "coordinate/calls.h"
-#include "coordinate/frames.h"
+#include "coordinate/channel/calls.h"
+#include "coordinate/channel/frames.h"
 #include "varve/coordinator.h"
 #include "varve/status.h"
 
@@ -52,7 +53,8 @@ class ChannelState {
 
   void Connected(int rank);
   void Arrived(int rank, Frame frame, TimePoint now);
-  void Lost(int rank, const std::string& why);
+  /// `cause` is the rank that makes this one unreachable, if another does.
+  void Lost(int rank, const std::string& why, int cause = -1);
   /// Rank 0 can take no further connection; empty: it can again.
   void SetRefused(std::string why) { refused_ = std::move(why); }
 
@@ -67,6 +69,11 @@ class ChannelState {
   [[nodiscard]] const std::string& what() const { return what_; }
   [[nodiscard]] const std::string& refused() const { return refused_; }
   [[nodiscard]] bool IsConnected(int rank) const { return peers_.at(rank).connected; }
+  /// The number of other ranks that are connected.
+  [[nodiscard]] int connected() const {
+    return static_cast<int>(std::count_if(peers_.begin(), peers_.end(),
+                                          [](const auto& peer) { return peer.second.connected; }));
+  }
   /// Why a rank is not connected.
   [[nodiscard]] std::string WhyNotConnected(int rank) const;
   /// The rank that made rank 0 leave this rank's call, where rank 0 has sent it; else -1.
@@ -77,7 +84,8 @@ class ChannelState {
   struct Peer {
     int rank = 0;
     bool connected = false;
-    std::string lost{};      ///< Why there is no connection, once there was one.
+    std::string lost{};      ///< Why there is no connection, once there was one,
+    int lost_cause = -1;     ///< and the rank that is the cause, if another is.
     std::uint64_t call = 0;  ///< This rank's newest call that it is known to be in, or was.
     Calls calls{};           ///< On rank 0: which of its calls are which.
     TimePoint deadline = TimePoint::max();  ///< Until when it waits for others to come.

@@ -3,18 +3,15 @@
 // ranks that it waits for, and because the time limit of one rank must not cost the connections of
 // the others, as it does in gloo.
 //
-// A save or load is one call. Its steps, and the purpose of each (this file decides, channel.cc has
-// the sockets):
+// A save or load is one call. Its steps (this file decides, channel.cc has the connections):
 //  1. Every rank numbers its calls on the channel, from 1 on, when it enters one and before
 //     anything can fail. The number and the name go with the call.
 //  2. Rank 0 opens a listening socket with its first call, puts its address and a token into the
-//     job's store under a key that follows from the ranks alone, and waits for no rank. No count
-//     that is local to a rank takes part in a name: ranks that belong to different numbers of
-//     groups agree.
-//  3. Every other rank reads that key and connects. So a channel costs the store a few requests a
-//     rank, a rank one connection and rank 0 one from each. A rank that is refused reads the key
-//     again until its time is up: what it has read may be an older world's. An address that
-//     another version of Varve wrote is an error at once.
+//     job's store under a key that follows from the ranks alone, and waits for no rank.
+//  3. Every other rank reads that key and connects: to rank 0, or to the relay of another rank where
+//     there are many (relay.cc). Frames come and go as by one connection a rank. A rank that is
+//     refused reads the key again until its time is up: it may have read an older world's. An
+//     address that another version of Varve wrote is an error at once.
 //  4. A rank sends kCall with the call's number, its name and the seconds that it will wait, and
 //     the calls before it in which it did not reach rank 0. Rank 0 finds out which call of its own
 //     that is (calls.cc) and answers with kCall when it is in that one. All frames between the two
@@ -30,14 +27,13 @@
 //     which rank is missing.
 //  7. A rank that fails outside an exchange, or is interrupted, sends kEnd with the reason. A rank
 //     that dies closes its connection. A rank that waits sees either at once.
-//  8. A receive that ends for want of time leaves the connection as it is. Call numbers keep later
-//     messages from being taken for those of another call.
+//  8. A receive without an answer in time leaves the connection. Numbers tell calls' messages apart.
 //  9. A rank that waits logs for which ranks, after half a minute and at doubling intervals. Rank 0
 //     sends the others the ranks that it waits for; ranks that write send rank 0 how far they are.
 // 10. The channel of a background is made in a call of this one. No rank leaves that call before
 //     rank 0 has accepted all connections: if rank 0 closed its end, the others would be refused.
 
-#include "coordinate/channel_state.h"
+#include "coordinate/channel/channel_state.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -222,7 +218,8 @@ Result<TimePoint> ChannelState::WaitsUntil(const Peer& peer, bool interrupted) c
   if (!peer.connected && !(peer.lost.empty() && refused_.empty())) {
     // It may be about to connect again, unless it was lost in this call.
     if (rank_ != 0 || peer.call == number_ || !refused_.empty()) {
-      return Unavailable(refused_.empty() ? peer.lost : refused_);
+      return refused_.empty() ? Unavailable(peer.lost).With({.rank = peer.lost_cause})
+                              : Unavailable(refused_);
     }
     until = std::min(until, After(wait_.start, kReconnectGrace));
   }
@@ -328,13 +325,14 @@ void ChannelState::Connected(int rank) {
   peer.lost.clear();
 }
 
-void ChannelState::Lost(int rank, const std::string& why) {
+void ChannelState::Lost(int rank, const std::string& why, int cause) {
   Peer& peer = peers_.at(rank);
   if (!peer.connected) {
     return;
   }
   peer.connected = false;
   peer.lost = why;
+  peer.lost_cause = cause;
   if (in_call_ && peer.call == number_) {
     Doom(peer, why);
   }
@@ -360,7 +358,9 @@ void ChannelState::Arrived(int rank, Frame frame, TimePoint now) {
     return;
   }
   Result<CallReport> report = DecodeFields<CallReport>(frame.payload);
-  if (report.ok() && rank_ == 0) {
+  if (report.ok() && frame.kind == FrameKind::kLost) {
+    Lost(rank, report->text, static_cast<int>(report->rank) - 1);
+  } else if (report.ok() && rank_ == 0) {
     ArrivedOn0(peer, frame, std::move(*report), now);
   } else if (report.ok() && frame.kind == FrameKind::kEnded) {
     for (std::string& name : report->missed) {

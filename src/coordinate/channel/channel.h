@@ -1,23 +1,27 @@
-/// The channel of a set of ranks over sockets: one connection from every rank to rank 0. The
-/// account is in channel_state.cc.
+/// The channel of a set of ranks over sockets: messages between rank 0 and every other rank, by
+/// relays where there are many. The account is in channel_state.cc.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <sys/types.h>
 
-#include "coordinate/channel_state.h"
-#include "coordinate/connection.h"
+#include "coordinate/channel/channel_state.h"
+#include "coordinate/channel/connection.h"
+#include "coordinate/channel/links.h"
+#include "coordinate/channel/relay.h"
+#include "coordinate/channel/relay_state.h"
+#include "coordinate/channel/routed.h"
+#include "coordinate/channel/search.h"
 #include "varve/coordinator.h"
 
 namespace varve {
@@ -34,20 +38,23 @@ struct ChannelOptions {
   bool one_call = false;
   /// Time in which the last messages leave when the channel is destroyed.
   std::chrono::milliseconds last_messages{0};
+  /// As RankTree has it; the same on all ranks. Nothing: as the number of ranks asks for.
+  std::optional<int> fan_out{};
 };
 
 /// One rank's end. A call is Enter, messages, Leave.
 ///
 /// Threads: a call is made by one thread. Interrupt and Report may be called by any thread while
 /// another one waits.
-class Channel final : public Coordinator {
+class Channel final : public Coordinator, private Links::Owner {
  public:
   explicit Channel(ChannelOptions options);
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
   ~Channel() override;
 
-  /// Errors: Unavailable where the process has no descriptors for a channel.
+  /// Errors: Unavailable where the process has no descriptors for a channel; InvalidArgument where
+  /// VARVE_FAN_OUT is no fan-out.
   [[nodiscard]] Status CheckSockets() const;
   /// Rank 0 and this rank are connected, or this is rank 0: Enter does not wait.
   [[nodiscard]] bool IsReady();
@@ -70,6 +77,8 @@ class Channel final : public Coordinator {
   [[nodiscard]] int size() const override { return options_.size; }
   Status Send(int to, std::string_view message, Deadline deadline) override;
   Result<std::string> Receive(int from, Deadline deadline) override;
+  void HoldSent() override { holds_ = true; }
+  void SendHeld(Deadline deadline) override;
 
   /// Ends the wait of another thread of this rank, and all further ones until Resume.
   void Interrupt();
@@ -94,8 +103,11 @@ class Channel final : public Coordinator {
 
  private:
   Result<std::string> Publish();
-  Status Reach(double limit, Deadline until, Rendezvous& rendezvous, const std::string& key);
-  Status ConnectTo(std::string_view published, Deadline until, int wake);
+  Status Reach(const Search& search);
+  [[nodiscard]] CallReport Hello() const;
+  Status Join(FoundEnd found);
+  Result<std::string> PublishForBackground();
+  Status JoinInBackground(const std::string& way, Deadline until, int wake);
   Status AcceptAll(Deadline until);
   void Begin(const std::string& what, double limit);
   [[nodiscard]] std::string Interrupted() const;
@@ -104,32 +116,33 @@ class Channel final : public Coordinator {
   // With the lock held.
   void PollSockets(Deadline until);
   void SendFrames();
-  void Write(int rank);
-  void Read(int rank);
-  void Accept();
-  void Meet(std::uint64_t arriving);
-  void Adopt(int rank, Connection connection, int how);
-  void Drop(int rank, const std::string& why);
-  void CloseLinks();
-  void Watch(int how, int fd, std::uint64_t tag, bool writes = false);
+  void SendMerged();
+  void WaitForUnsent(int rank, Deadline deadline);
+
+  // Of Links::Owner, with the lock held.
+  std::optional<int> KeyOf(const CallReport& hello) override;
+  void Connected(int key) override;
+  void Arrived(int key, Frame frame) override;
+  void Lost(int key, const std::string& why) override;
+  void Refused(std::string why) override { state_.SetRefused(std::move(why)); }
 
   void LogLines();
 
   const ChannelOptions options_;
+  const Result<int> fan_out_;
+  const RankTree tree_;
   const pid_t
       process_;  // A forked child has the sockets' numbers, and none of the channel's threads.
   std::atomic<bool> interrupted_{false};
   std::atomic<bool> lost_{false};
-  Socket wake_;
-  std::mutex mutex_;  // Guards what follows.
-  Socket poll_;
-  Socket listener_;
+  std::atomic<bool> holds_{false};  // Between HoldSent and SendHeld.
+  std::mutex mutex_;                // Guards what follows.
   Address address_;
   ChannelState state_;
-  std::map<int, Connection> links_;               // By rank.
-  std::set<int> blocked_;                         // Ranks whose sockets take no more at present.
-  std::map<std::uint64_t, Connection> arriving_;  // Those that have not sent kHello.
-  std::uint64_t newest_arriving_;
+  RelayedRanks relayed_;          // On rank 0.
+  Links links_;                   // By rank, and by KeyOfRelay.
+  std::unique_ptr<Relay> relay_;  // Of a leader.
+  int leader_ = 0;                // Whose relay this rank is connected to; 0: it has none.
 };
 
 }  // namespace varve

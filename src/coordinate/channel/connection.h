@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/time_source.h"
-#include "coordinate/frames.h"
+#include "coordinate/channel/frames.h"
 #include "varve/status.h"
 
 namespace varve {
@@ -65,6 +65,7 @@ class Connection {
 
   void Trust() { trusted_ = true; }
   [[nodiscard]] bool has_unsent() const { return !unsent_.empty(); }
+  [[nodiscard]] std::size_t unsent_bytes() const { return unsent_bytes_; }
   [[nodiscard]] int fd() const { return socket_.get(); }
 
  private:
@@ -76,6 +77,7 @@ class Connection {
   bool trusted_;
   std::deque<std::string> unsent_;
   std::size_t sent_ = 0;  // Of the first of them.
+  std::size_t unsent_bytes_ = 0;
   std::array<char, kHeaderBytes> header_{};
   std::size_t header_read_ = 0;
   Frame reading_;

@@ -1,6 +1,6 @@
 // Which call of rank 0 is which of another rank. channel_state_test.cc tries many orders.
 
-#include "coordinate/calls.h"
+#include "coordinate/channel/calls.h"
 
 #include <string>
 #include <utility>

@@ -1,6 +1,6 @@
 // Channels over real sockets, with a thread for each rank.
 
-#include "coordinate/channel.h"
+#include "coordinate/channel/channel.h"
 
 #include <array>
 #include <atomic>

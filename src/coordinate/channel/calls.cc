@@ -21,7 +21,7 @@
 // So a rank that has missed calls costs the others these calls, and the next one has all ranks.
 // Where the order was guessed wrong in 3, it costs one call more: then 2 finds the place.
 
-#include "coordinate/calls.h"
+#include "coordinate/channel/calls.h"
 
 #include <algorithm>
 #include <utility>

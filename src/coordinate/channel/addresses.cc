@@ -25,7 +25,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "coordinate/connection.h"
+#include "coordinate/channel/connection.h"
 
 namespace varve {
 namespace {

@@ -1,4 +1,4 @@
-#include "coordinate/connection.h"
+#include "coordinate/channel/connection.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -93,6 +93,7 @@ void Connection::Put(Frame frame) {
   out.U8(static_cast<std::uint8_t>(frame.kind));
   out.U64(frame.call);
   out.U64(frame.payload.size());
+  unsent_bytes_ += header.size() + frame.payload.size();
   if (frame.payload.size() <= kSmallPayload) {
     unsent_.push_back(header + frame.payload);
   } else {
@@ -109,6 +110,7 @@ Status Connection::Write() {
       return errno == EAGAIN || errno == EINTR ? Status::Ok() : Closed();
     }
     sent_ += static_cast<std::size_t>(sent);
+    unsent_bytes_ -= static_cast<std::size_t>(sent);
     if (sent_ == first.size()) {
       unsent_.pop_front();
       sent_ = 0;
@@ -148,7 +150,7 @@ Status Connection::MakeRoom() {
   reading_.call = in.U64();
   const std::uint64_t size = in.U64();
   if (kind < static_cast<std::uint8_t>(FrameKind::kHello) ||
-      kind > static_cast<std::uint8_t>(FrameKind::kEnded)) {
+      kind > static_cast<std::uint8_t>(kLastFrameKind)) {
     return Unavailable("the other side sends what no rank does");
   }
   reading_.kind = static_cast<FrameKind>(kind);

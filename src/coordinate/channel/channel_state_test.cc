@@ -1,6 +1,6 @@
 // Channels over a network and a clock that a seed drives: ranks miss calls, come late and die.
 
-#include "coordinate/channel_state.h"
+#include "coordinate/channel/channel_state.h"
 
 #include <algorithm>
 #include <deque>
@@ -14,182 +14,26 @@
 
 #include <gtest/gtest.h>
 
+#include "support/simulated_channel.h"
 #include "support/status_matchers.h"
 
 namespace varve::channel_state_test {
 namespace {
 
-using std::chrono::milliseconds;
+using simulated::kLimit;
+using simulated::Rank;
+using simulated::World;
 using std::chrono::seconds;
 using test::FailsWith;
 
-constexpr double kLimit = 60;
-constexpr auto kEndOfConnection = FrameKind{0};
-
-/// One rank's program: its calls, in each of which it sends rank 0 a message and waits for the
-/// reply. Rank 0 waits for all messages and then replies to each.
-struct Rank {
-  std::unique_ptr<ChannelState> state;
-  std::vector<std::string> calls;  // Still to make, the next one first.
-  TimePoint busy_until{};          // Before the next call.
-  int waits_for = -1;              // In a call; -1 outside.
-  bool alive = true;
-  std::vector<std::string> done{};                // Calls that were made with the others, in order.
-  std::map<std::string, std::string> outcomes{};  // By call, the last; "done" or the error.
-  std::map<std::string, double> took{};
-  TimePoint began{};
-  std::vector<std::string> received{};
+/// Claims about ranks that all connect to rank 0 (0), and about ranks with relays (their fan-out).
+class ChannelOfRanks : public testing::TestWithParam<int> {
+ protected:
+  [[nodiscard]] World Make(int size, unsigned seed) const { return {size, seed, GetParam()}; }
 };
 
-class World {
- public:
-  World(int size, unsigned seed) : random_(seed) {
-    for (int rank = 0; rank < size; ++rank) {
-      ranks.push_back({std::make_unique<ChannelState>(rank, size, seconds(30)), {}});
-    }
-    for (int rank = 1; rank < size; ++rank) {
-      ranks[0].state->Connected(rank);
-      At(rank).state->Connected(0);
-    }
-  }
-
-  Rank& At(int rank) { return ranks[static_cast<std::size_t>(rank)]; }
-  std::uint32_t Random(std::uint32_t below) {
-    return static_cast<std::uint32_t>(random_() % below);
-  }
-
-  void Kill(int victim) {
-    At(victim).alive = false;
-    for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
-      if (victim == 0 ? rank != 0 : rank == 0) {
-        links_[{victim, rank}].push_back({kEndOfConnection, 0, {}});
-      }
-    }
-  }
-
-  /// Runs until all living ranks have made their calls.
-  void Run() {
-    while (true) {
-      std::vector<std::pair<int, int>> ready;
-      for (const auto& [ends, frames] : links_) {
-        // A rank reads nothing between its calls.
-        if (!frames.empty() && At(ends.second).alive && At(ends.second).waits_for >= 0) {
-          ready.push_back(ends);
-        }
-      }
-      std::vector<int> able;
-      TimePoint next = TimePoint::max();
-      for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
-        if (At(rank).alive && Go(rank, &next)) {
-          able.push_back(rank);
-        }
-      }
-      if (!ready.empty() && (able.empty() || Random(2) == 0)) {
-        Deliver(ready[Random(static_cast<std::uint32_t>(ready.size()))]);
-      } else if (able.empty()) {
-        if (next == TimePoint::max()) {
-          return;
-        }
-        now_ = std::max(now_, next);
-      }
-    }
-  }
-
-  std::vector<Rank> ranks;
-  std::pair<int, std::string> interrupted{-1, {}};  // A rank by Ctrl-C, as soon as it is in a call.
-
- private:
-  /// Lets a rank go on; returns true where it did, or else sets when it can at the latest.
-  bool Go(int number, TimePoint* next) {
-    Rank& rank = At(number);
-    if (rank.waits_for < 0) {
-      if (rank.calls.empty()) {
-        return false;
-      }
-      if (rank.busy_until > now_) {
-        *next = std::min(*next, rank.busy_until);
-        return false;
-      }
-      rank.began = now_;
-      rank.state->Begin(rank.calls.front(), kLimit, now_);
-      if (interrupted == std::pair(number, rank.calls.front())) {
-        interrupted.first = -1;  // Once.
-        rank.waits_for = number;
-        End(number, Unavailable(kInterruptedReason));
-        Post(number);
-        return true;
-      }
-      if (number != 0) {
-        (void)rank.state->Send(0, rank.calls.front());
-      }
-      Await(rank, number == 0 ? 1 : 0);
-      Post(number);
-      return true;
-    }
-    TimePoint again{};
-    const auto received = rank.state->Poll(false, now_, &again);
-    Post(number);
-    if (!received) {
-      *next = std::min(*next, again);
-      return false;
-    }
-    if (!received->ok()) {
-      End(number, received->status());
-    } else if (rank.received.push_back(**received);
-               number != 0 || rank.waits_for + 1 == rank.state->size()) {
-      for (int other = 1; number == 0 && other < rank.state->size(); ++other) {
-        (void)rank.state->Send(other, rank.calls.front());
-      }
-      End(number, Status::Ok());
-    } else {
-      Await(rank, rank.waits_for + 1);
-    }
-    Post(number);
-    return true;
-  }
-
-  void Await(Rank& rank, int source) {
-    rank.waits_for = source;
-    rank.state->Await(source, kLimit + (rank.state->rank() == 0 ? 0 : 10), now_);
-  }
-
-  void End(int number, const Status& status) {
-    Rank& rank = At(number);
-    const std::string call = rank.calls.front();
-    const std::string error = "rank " + std::to_string(rank.waits_for) + ": " + status.message();
-    if (status.ok()) {
-      rank.done.push_back(call);
-    }
-    rank.outcomes[call] = status.ok() ? "done" : error;
-    rank.took[call] = std::chrono::duration<double>(now_ - rank.began).count();
-    rank.state->End(status.ok() ? "" : error, -1);
-    rank.waits_for = -1;
-    rank.calls.erase(rank.calls.begin());
-    rank.busy_until = now_ + milliseconds(Random(3000));
-  }
-
-  void Post(int from) {
-    for (auto& [to, frame] : At(from).state->TakeFrames()) {
-      links_[{from, to}].push_back(std::move(frame));
-    }
-  }
-
-  void Deliver(std::pair<int, int> ends) {
-    auto& frames = links_[ends];
-    Frame frame = std::move(frames.front());
-    frames.pop_front();
-    if (frame.kind == kEndOfConnection) {
-      At(ends.second).state->Lost(ends.first, kLostReason);
-    } else {
-      At(ends.second).state->Arrived(ends.first, std::move(frame), now_);
-    }
-    Post(ends.second);
-  }
-
-  std::mt19937 random_;
-  TimePoint now_{};
-  std::map<std::pair<int, int>, std::deque<Frame>> links_;
-};
+INSTANTIATE_TEST_SUITE_P(Star, ChannelOfRanks, testing::Values(0));
+INSTANTIATE_TEST_SUITE_P(Relays, ChannelOfRanks, testing::Values(2));
 
 std::vector<std::string> Steps(int from, int to) {
   std::vector<std::string> calls;
@@ -199,9 +43,9 @@ std::vector<std::string> Steps(int from, int to) {
   return calls;
 }
 
-TEST(ChannelState, RanksThatMakeTheSameCallsMakeAllOfThemTogether) {
+TEST_P(ChannelOfRanks, RanksThatMakeTheSameCallsMakeAllOfThemTogether) {
   for (unsigned seed = 0; seed < 200; ++seed) {
-    World world(5, seed);
+    World world = Make(5, seed);
     for (Rank& rank : world.ranks) {
       rank.calls = Steps(0, 6);
     }
@@ -215,9 +59,9 @@ TEST(ChannelState, RanksThatMakeTheSameCallsMakeAllOfThemTogether) {
   }
 }
 
-TEST(ChannelState, ARankThatMissesCallsCostsTheOthersTheseAloneAndIsNamed) {
+TEST_P(ChannelOfRanks, ARankThatMissesCallsCostsTheOthersTheseAloneAndIsNamed) {
   for (unsigned seed = 0; seed < 200; ++seed) {
-    World world(4, seed);
+    World world = Make(4, seed);
     const int who = static_cast<int>(world.Random(4));
     const auto missed = static_cast<std::ptrdiff_t>(1 + world.Random(3));
     const auto count = static_cast<std::ptrdiff_t>(1 + world.Random(2));
@@ -243,10 +87,10 @@ TEST(ChannelState, ARankThatMissesCallsCostsTheOthersTheseAloneAndIsNamed) {
   }
 }
 
-TEST(ChannelState, WhereOneRankMissesALoadAllAreTogetherAfterOneMoreCallAtMost) {
+TEST_P(ChannelOfRanks, WhereOneRankMissesALoadAllAreTogetherAfterOneMoreCallAtMost) {
   for (unsigned seed = 0; seed < 100; ++seed) {
     for (const int who : {0, 1}) {
-      World world(3, seed);
+      World world = Make(3, seed);
       for (Rank& rank : world.ranks) {
         rank.calls = Steps(0, 4);
         if (rank.state->rank() != who) {
@@ -263,9 +107,9 @@ TEST(ChannelState, WhereOneRankMissesALoadAllAreTogetherAfterOneMoreCallAtMost) 
   }
 }
 
-TEST(ChannelState, AnotherCallAtTheSamePlaceCostsAllRanksItAndNoFurtherOne) {
+TEST_P(ChannelOfRanks, AnotherCallAtTheSamePlaceCostsAllRanksItAndNoFurtherOne) {
   for (unsigned seed = 0; seed < 100; ++seed) {
-    World world(3, seed);
+    World world = Make(3, seed);
     const auto who = static_cast<int>(world.Random(3));
     for (Rank& rank : world.ranks) {
       rank.calls = {"save step-1", rank.state->rank() == who ? "save a" : "save b", "save step-3"};
@@ -278,13 +122,13 @@ TEST(ChannelState, AnotherCallAtTheSamePlaceCostsAllRanksItAndNoFurtherOne) {
 }
 
 /// Programs of 2 to 4 of 6 calls, each kind of name, many orders; then 3 calls that both make.
-TEST(ChannelState, TwoRanksMeetAgainWhateverIsMissedByWhomAndInWhateverOrder) {
+TEST_P(ChannelOfRanks, TwoRanksMeetAgainWhateverIsMissedByWhomAndInWhateverOrder) {
   const std::vector<std::string> names = {"save step-1", "load best",   "save step-2",
                                           "save step-3", "load step-3", "save step-4"};
   const std::vector<std::string> last = Steps(10, 13);
   std::map<std::ptrdiff_t, int> met;
   for (unsigned seed = 0; seed < 800; ++seed) {
-    World world(2, seed);
+    World world = Make(2, seed);
     for (Rank& rank : world.ranks) {
       while (rank.calls.size() < 2 || rank.calls.size() > 4) {
         rank.calls.clear();
@@ -307,9 +151,9 @@ TEST(ChannelState, TwoRanksMeetAgainWhateverIsMissedByWhomAndInWhateverOrder) {
 }
 
 /// Found by a reader: by the name alone a rank took rank 0's earlier call of a name for its own.
-TEST(ChannelState, ARankJoinsTheSecondCallOfANameThoughRank0HasLeftAFirstOne) {
+TEST_P(ChannelOfRanks, ARankJoinsTheSecondCallOfANameThoughRank0HasLeftAFirstOne) {
   for (unsigned seed = 0; seed < 100; ++seed) {
-    World world(2, seed);
+    World world = Make(2, seed);
     world.At(0).calls = {"save step-1", "save step-5", "save step-5", "save step-6"};
     world.At(1).calls = {"save step-1", "save step-4", "save step-5", "save step-6"};
     world.interrupted = {0, "save step-5"};
@@ -321,12 +165,12 @@ TEST(ChannelState, ARankJoinsTheSecondCallOfANameThoughRank0HasLeftAFirstOne) {
 }
 
 /// Programs of few names, which come again, with calls that one rank leaves at once by Ctrl-C.
-TEST(ChannelState, RanksThatRepeatNamesMeetAgainAndAgreeOnWhichCallsWereDone) {
+TEST_P(ChannelOfRanks, RanksThatRepeatNamesMeetAgainAndAgreeOnWhichCallsWereDone) {
   const std::vector<std::string> names = {"save latest", "load latest", "save step-1"};
   const std::vector<std::string> last = Steps(10, 14);
   int met = 0;
   for (unsigned seed = 0; seed < 1000; ++seed) {
-    World world(3, seed);
+    World world = Make(3, seed);
     std::vector<std::string> program;
     for (int i = 0; i < 5; ++i) {
       program.push_back(names[world.Random(3)]);
@@ -350,9 +194,9 @@ TEST(ChannelState, RanksThatRepeatNamesMeetAgainAndAgreeOnWhichCallsWereDone) {
   EXPECT_GT(met, 800);
 }
 
-TEST(ChannelState, ARankThatDiesIsNamedOnAllLivingRanksAndNoMessageIsTakenForAnotherCalls) {
+TEST_P(ChannelOfRanks, ARankThatDiesIsNamedOnAllLivingRanksAndNoMessageIsTakenForAnotherCalls) {
   for (unsigned seed = 0; seed < 200; ++seed) {
-    World world(4, seed);
+    World world = Make(4, seed);
     const int victim = static_cast<int>(world.Random(4));
     for (Rank& rank : world.ranks) {
       rank.calls = Steps(0, rank.state->rank() == victim ? 2 : 3);
@@ -381,9 +225,9 @@ TEST(ChannelState, ARankThatDiesIsNamedOnAllLivingRanksAndNoMessageIsTakenForAno
 }
 
 /// Ctrl-C on rank 0 or another one, with ranks that come before and after it.
-TEST(ChannelState, ARankThatComesAfterRank0HasLeftFailsAtOnceThoughRank0ReadsNothing) {
+TEST_P(ChannelOfRanks, ARankThatComesAfterRank0HasLeftFailsAtOnceThoughRank0ReadsNothing) {
   for (unsigned seed = 0; seed < 300; ++seed) {
-    World world(3, seed);
+    World world = Make(3, seed);
     const int who = static_cast<int>(world.Random(3));
     for (Rank& rank : world.ranks) {
       rank.calls = Steps(0, 3);

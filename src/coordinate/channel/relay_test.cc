@@ -1,0 +1,268 @@
+// Relays over real sockets: channels with a small fan-out, so that they have several levels.
+
+#include "coordinate/channel/relay.h"
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/seconds.h"
+#include "base/time_source.h"
+#include "coordinate/channel/channel.h"
+#include "support/ranks.h"
+#include "support/status_matchers.h"
+
+namespace varve::relay_test {
+namespace {
+
+using test::FailsWith;
+using test::IsOk;
+using test::LongDeadline;
+
+constexpr double kLimit = 60;
+
+class Memory final : public Rendezvous {
+ public:
+  Status Set(const std::string& key, const std::string& value) override {
+    const std::scoped_lock lock(mutex_);
+    values_[key] = value;
+    return Status::Ok();
+  }
+  Result<std::optional<std::string>> Get(const std::string& key) override {
+    const std::scoped_lock lock(mutex_);
+    const auto found = values_.find(key);
+    return found == values_.end() ? std::nullopt : std::optional(found->second);
+  }
+  void Forget(const std::string& key) {
+    const std::scoped_lock lock(mutex_);
+    values_.erase(key);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::string> values_;
+};
+
+class Tree {
+ public:
+  explicit Tree(int size, int fan_out = 3) : size_(size) {
+    for (int rank = 0; rank < size; ++rank) {
+      channels.push_back(std::make_shared<Channel>(
+          ChannelOptions{.rank = rank, .size = size, .fan_out = fan_out}));
+    }
+  }
+  [[nodiscard]] Channel& At(int rank) const { return *channels[static_cast<std::size_t>(rank)]; }
+
+  /// Makes a call on all ranks but `absent`, each on a thread of its own.
+  void Call(const std::string& what, const std::function<void(int, Channel&)>& body,
+            const std::vector<int>& absent = {}, double limit = kLimit) {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (std::find(absent.begin(), absent.end(), rank) != absent.end()) {
+        continue;
+      }
+      threads.emplace_back([&, rank] {
+        Channel& channel = At(rank);
+        const Status entered = channel.Enter(what, limit, After(Now(), limit), rendezvous, "key");
+        ASSERT_TRUE(IsOk(entered)) << "rank " << rank;
+        body(rank, channel);
+        channel.Leave("", -1);
+        channel.Flush(After(Now(), 5));
+      });
+    }
+  }
+
+  Memory rendezvous;
+  std::vector<std::shared_ptr<Channel>> channels;
+
+ private:
+  int size_;
+};
+
+using Replies = std::vector<std::string>;
+
+Result<std::string> Join(Channel& channel, const std::string& mine, Deadline deadline) {
+  const auto ranks = MakeInStep({std::shared_ptr<void>(), &channel});
+  return Exchange(*ranks, "join", mine, deadline,
+                  [](const std::vector<std::string>& given) -> Result<std::vector<std::string>> {
+                    std::vector<std::string> replies;
+                    for (const std::string& one : given) {
+                      replies.push_back(one + " of " + std::to_string(given.size()));
+                    }
+                    return replies;
+                  });
+}
+
+TEST(RankTree, EveryWayLeadsToRank0ByFewSteps) {
+  for (const int fan_out : {2, 3, 32}) {
+    const RankTree tree{fan_out};
+    std::map<int, int> connections;
+    for (int rank = 1; rank < 20'000; ++rank) {
+      int end = tree.LeaderOf(rank);
+      ++connections[end];
+      EXPECT_EQ(end == rank, tree.Leads(rank));
+      int steps = 1;
+      for (; end != 0; ++steps) {
+        const int above = tree.AboveOf(end);
+        ASSERT_LT(above, end);
+        end = above;
+      }
+      ASSERT_LE(steps, fan_out == 32 ? 4 : 16);
+    }
+    for (int leader = fan_out; leader < 20'000; leader += fan_out) {
+      ++connections[tree.AboveOf(leader)];
+    }
+    for (const auto& [end, count] : connections) {
+      EXPECT_LE(count, fan_out * 16);
+    }
+    EXPECT_LE(connections[0], fan_out == 32 ? 31 + 31 + 19 : 32);
+  }
+}
+
+TEST(Relay, MessagesOfAllRanksAndSizesReachTheOthersEndInOrder) {
+  const int size = 31;
+  Tree ranks(size);
+  const auto message = [](int rank, int turn) {
+    return std::to_string(rank * 100 + turn) + std::string(turn == 1   ? 300'000
+                                                           : turn == 2 ? 5'000
+                                                                       : 0,
+                                                           'x');
+  };
+  for (int call = 0; call < 3; ++call) {
+    ranks.Call("call " + std::to_string(call), [&](int rank, Channel& channel) {
+      for (int turn = 0; turn < 4; ++turn) {
+        const auto reply = Join(channel, message(rank, turn), LongDeadline());
+        ASSERT_TRUE(IsOk(reply)) << rank;
+        EXPECT_TRUE(*reply == message(rank, turn) + " of 31") << rank << " " << turn;
+      }
+    });
+  }
+}
+
+TEST(Relay, EqualMessagesReachAllRanks) {
+  const int size = 30;
+  Tree ranks(size);
+  ranks.Call("equal", [&](int rank, Channel& channel) {
+    for (int turn = 0; turn < 20; ++turn) {
+      const auto reply = Join(channel, "as before", LongDeadline());
+      ASSERT_TRUE(IsOk(reply)) << rank;
+      EXPECT_EQ(*reply, "as before of 30");
+    }
+  });
+}
+
+TEST(Relay, AnErrorOfOneRankIsNamedOnAll) {
+  Tree ranks(14);
+  ranks.Call("error", [&](int rank, Channel& channel) {
+    const auto combine = [](const std::vector<std::string>& given) -> Result<Replies> {
+      return Replies(given.size());
+    };
+    const auto reply =
+        Exchange(channel, "save",
+                 rank == 11 ? Contribution(Status(StatusCode::kOutOfSpace, "no room"))
+                            : Contribution(std::string()),
+                 LongDeadline(), combine);
+    EXPECT_TRUE(FailsWith(reply, StatusCode::kOutOfSpace, {"rank 11: no room"})) << rank;
+  });
+}
+
+TEST(Relay, ARankThatComesTooLateIsNamedAndNotItsLeader) {
+  Tree ranks(14);
+  ranks.Call("first",
+             [](int, Channel& channel) { ASSERT_TRUE(IsOk(Join(channel, "", LongDeadline()))); });
+  for (const int absent : {9, 10}) {  // A leader of ranks and relays, and a rank.
+    const std::string call = "call without " + std::to_string(absent);
+    const std::string text = "rank " + std::to_string(absent) + ": did not come";
+    ranks.Call(
+        call,
+        [&](int rank, Channel& channel) {
+          const auto reply = Join(channel, "", After(Now(), 1));
+          EXPECT_TRUE(FailsWith(reply, StatusCode::kUnavailable, {text})) << rank;
+          EXPECT_EQ(reply.status().message().find("rank 11"), std::string::npos) << rank;
+        },
+        {absent}, 1);
+    const Status late = ranks.At(absent).Enter(call, 1, After(Now(), 1), ranks.rendezvous, "key");
+    ASSERT_TRUE(IsOk(late));
+    EXPECT_FALSE(Join(ranks.At(absent), "", After(Now(), 1)).ok());
+    ranks.At(absent).Leave("", -1);
+    ranks.Call("call after " + std::to_string(absent), [](int rank, Channel& channel) {
+      ASSERT_TRUE(IsOk(Join(channel, "", LongDeadline()))) << rank;
+    });
+  }
+}
+
+TEST(Relay, WhereALeaderHasNoRelayItsRanksConnectToRank0) {
+  Tree ranks(14);
+  // Rank 3 thinks that the ranks are a star.
+  ranks.channels[3] =
+      std::make_shared<Channel>(ChannelOptions{.rank = 3, .size = 14, .fan_out = 0});
+  ranks.Call(
+      "star",
+      [](int rank, Channel& channel) {
+        ASSERT_TRUE(IsOk(Join(channel, "", LongDeadline()))) << rank;
+      },
+      {}, 1);
+}
+
+TEST(Relay, ARankThatHangsUpIsNamedOnAllOthersAtOnce) {
+  for (const int dead : {4, 9, 12}) {
+    Tree ranks(14);
+    std::atomic<int> came{0};
+    ranks.Call("call", [&](int rank, Channel& channel) {
+      if (rank == dead) {
+        ASSERT_TRUE(IsOk(Join(channel, "", LongDeadline())));
+        while (came < 13) {
+          std::this_thread::yield();
+        }
+        channel.Close();
+        return;
+      }
+      ASSERT_TRUE(IsOk(Join(channel, "", LongDeadline()))) << rank;
+      ++came;
+      const auto reply = Join(channel, "", LongDeadline());
+      const std::string text = "rank " + std::to_string(dead) + ": is lost";
+      EXPECT_TRUE(FailsWith(reply, StatusCode::kUnavailable, {text})) << rank;
+    });
+  }
+}
+
+TEST(Relay, ChannelsOfABackgroundPassRelaysToo) {
+  const int size = 14;
+  Tree ranks(size);
+  std::vector<std::shared_ptr<Channel>> background(size);
+  ranks.Call("call", [&](int rank, Channel& channel) {
+    auto made = channel.MakeBackground(kLimit);
+    ASSERT_TRUE(IsOk(made)) << rank;
+    background[static_cast<std::size_t>(rank)] = *made;
+    EXPECT_TRUE(IsOk(Join(**made, "b", LongDeadline())));
+    EXPECT_TRUE(IsOk(Join(channel, "f", LongDeadline())));
+  });
+}
+
+TEST(Relay, RanksMeetAgainAfterOneThatHasClosedItsChannel) {
+  Tree ranks(14);
+  for (const int closed : {0, 9, 4}) {
+    ranks.Call("before", [](int rank, Channel& channel) {
+      ASSERT_TRUE(IsOk(Join(channel, "", LongDeadline()))) << rank;
+    });
+    ranks.At(closed).Close();
+    // A rank may have read an address that is no longer listened at: it fails this call alone.
+    ranks.Call("between", [](int, Channel& channel) { (void)Join(channel, "", After(Now(), 1)); });
+    ranks.Call("after", [](int rank, Channel& channel) {
+      ASSERT_TRUE(IsOk(Join(channel, "", LongDeadline()))) << rank;
+    });
+  }
+}
+
+}  // namespace
+}  // namespace varve::relay_test

@@ -1,0 +1,43 @@
+/// How an end of a channel finds another one: rank 0, or the relay of a leader.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "coordinate/channel/connection.h"
+#include "coordinate/channel/frames.h"
+#include "varve/coordinator.h"
+
+namespace varve {
+
+struct Search {
+  int size = 1;
+  double limit = 0;  ///< Seconds, for the message.
+  Deadline until{};
+  Rendezvous* rendezvous = nullptr;
+  std::string key{};  ///< Under which rank 0 publishes its address.
+  int wake = -1;      ///< A descriptor that is readable when the search is to end.
+  /// Returns why the search is to end; empty where it is not.
+  std::function<std::string()> why_interrupted{};
+};
+
+/// A connection to rank 0, or to the relay of a leader.
+struct FoundEnd {
+  int end = 0;
+  Connection connection;
+};
+
+/// Returns the key under which the relay of a leader publishes its address.
+std::string KeyOfEnd(const std::string& key, int leader);
+
+/// Connects to an end, as soon as its address is known: to rank 0 where a relay's is not after some
+/// seconds. `hello` says who connects; its token is filled in.
+Result<FoundEnd> FindEnd(int end, const Search& search, const CallReport& hello);
+
+/// Connects to an end at the address that it has published. Errors: FailedPrecondition where it
+/// runs another version.
+Result<Connection> ConnectTo(int end, std::string_view published, CallReport hello, Deadline until,
+                             int wake);
+
+}  // namespace varve
