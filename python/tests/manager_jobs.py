@@ -286,3 +286,12 @@ def interrupt_a_state_function(rank: int, size: int, run: str, who: int) -> list
             except KeyboardInterrupt:
                 outcomes.append("Ctrl-C")
     return outcomes
+
+
+def make_one(rank: int, size: int, run: str) -> str:
+    """Makes a manager that looks at the history; returns the type, path and text of its error."""
+    try:
+        with varve.torch.CheckpointManager(run, every=varve.Every("auto"), timeout=60):
+            return "made"
+    except varve.Error as error:
+        return f"{type(error).__name__} {error.path} {error}"

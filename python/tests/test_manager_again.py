@@ -102,7 +102,7 @@ def test_an_error_in_the_constructor_leaves_the_run_free(
             def fail(*_: Any, error: Any = error) -> None:
                 raise error()
 
-            patch.setattr("varve._manage._manager.observed_mtbf", fail)
+            patch.setattr("varve._manage._manager.Requests", fail)
             with pytest.raises(error):
                 make(tmp_path)
         make(tmp_path).close()

@@ -133,3 +133,24 @@ def test_a_rank_that_misses_a_call_of_save_trains_on_with_the_others(
         assert f"rank {who if who else 1} is at step" in errors[0]
         assert made[-10:] == list(range(110, 201, 10)), results
         assert seconds < 40
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_history_that_rank_0_cannot_read_is_the_same_error_on_all_ranks(
+    tmp_path: Path, size: int
+) -> None:
+    history = tmp_path / "run" / "varve-history.jsonl"
+    history.mkdir(parents=True)
+    told = set(run_ranks(size, jobs.make_one, str(tmp_path / "run")))
+    assert len(told) == 1, told
+    text = told.pop()
+    assert text.startswith(f"InvalidPathError {history} read the history {history}: Is a directory")
+    assert text.endswith("let this user read the file, or move it away")
+
+
+def test_a_history_that_nothing_needs_is_not_read(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "varve-history.jsonl").mkdir(parents=True)
+    with varve.CheckpointManager(run, every=1) as manager:
+        manager.save(1, {"w": [1.0]})
+    assert steps(run) == [1]

@@ -68,6 +68,11 @@ class Costs:
         )
 
 
+def needs_mtbf(every: Every | None) -> bool:
+    """Returns True where the time between failures that the history shows counts."""
+    return every is not None and every.mode == "auto" and every.mtbf_hours is None
+
+
 class Interval:
     """The time between saves, for `Every(minutes=...)` and `Every("auto")`."""
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from varve._core import Phase
+from varve._manage._os_errors import as_error
 from varve._manage._place import Place, place_of
 from varve.errors import Error
 
@@ -51,13 +52,19 @@ def read(run: str, wanted: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
 
     Of events of other kinds than `wanted`, where some are given, a line may have its time alone.
     """
-    for text in place_of(run).history(wanted):
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict) and isinstance(line.get("event"), str):
-            yield line
+    try:
+        for text in place_of(run).history(wanted):
+            try:
+                line = json.loads(text)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(line, dict) and isinstance(line.get("event"), str):
+                yield line
+    except Error:
+        raise
+    except OSError as error:
+        advice = "let this user read the file, or move it away"
+        raise as_error("read the history", error, advice) from error
 
 
 def observed_mtbf(run: str) -> float | None:

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,11 +21,12 @@ from varve._engine import path_text
 from varve._files import Source as FileSource
 from varve._files import taken
 from varve._manage import _opened
-from varve._manage._agreement import Agreement, Chair, Posted, decoded, encoded, weakly
+from varve._manage._agreement import Agreement, Chair, Posted, weakly
 from varve._manage._asked import FailedState, FunctionFailed, measured, state_of
 from varve._manage._backend import Backend
 from varve._manage._contents import other_contents, refuse_checkpoint, tell_of_nothing
-from varve._manage._costs import Interval
+from varve._manage._costs import Interval, needs_mtbf
+from varve._manage._decisions import Decisions
 from varve._manage._endings import Requests, Signals
 from varve._manage._followup import FollowUp, Save
 from varve._manage._history import History, observed_mtbf
@@ -42,13 +43,7 @@ from varve._manage._places import Chosen, Places, path_of
 from varve._manage._policy import Ending
 from varve._manage._steps import RunSteps
 from varve._manage._uploads import Uploads
-from varve.errors import (
-    BY_CODE,
-    CorruptCheckpointError,
-    Error,
-    InvalidArgumentError,
-    UnavailableError,
-)
+from varve.errors import CorruptCheckpointError, InvalidArgumentError, UnavailableError
 
 _LOG = logging.getLogger("varve")
 
@@ -94,7 +89,10 @@ class Manager(RunSteps):
         self._history = History(self._run, self._place)
         self._places = Places(self._run, self._remote, settings, self._history, self._place)
         undo.callback(self._places.release)
-        self._attempt = int(self._decide(f"manage {os.path.basename(self._run)}", self._open))
+        self._decisions = Decisions(backend, self._run, self._timeout)
+        self._mtbf: float | None = None  # On rank 0.
+        doing = f"manage {os.path.basename(self._run)}"
+        self._attempt = int(self._decisions.of_rank_0(doing, self._open))
         self._after = FollowUp(
             self._run,
             self._keep,
@@ -126,8 +124,7 @@ class Manager(RunSteps):
             undo.callback(self._uploads.close)
             undo.callback(self._uploads.abort)
             self._uploads.catch_up(self._attempt)
-        mtbf = observed_mtbf(self._run) if backend.rank == 0 else None
-        self._interval = Interval(self._every, mtbf) if self._every is not None else None
+        self._interval = Interval(self._every, self._mtbf) if self._every is not None else None
         self._requests = Requests(self._run, self._place, ending)
         if backend.rank == 0:
             self._requests.forget()
@@ -247,12 +244,14 @@ class Manager(RunSteps):
         self._usable()
         self._backend.drain()  # What this job has saved counts.
         self._backend.wait_for_agent(self._run, _AGENT_PATIENCE)
-        self._outcomes("ok")  # All agents are done before rank 0 looks.
+        self._decisions.outcomes("ok")  # All agents are done before rank 0 looks.
         began = time.monotonic()
         while True:
-            chosen = self._decide("choose a step to resume from", self._choose)
+            chosen = self._decisions.of_rank_0("choose a step to resume from", self._choose)
             if chosen is None:
-                contents = self._decide("say what the run holds", lambda: self._contents)
+                contents = self._decisions.of_rank_0(
+                    "say what the run holds", lambda: self._contents
+                )
                 tell_of_nothing(self._run, contents, required, self._backend.rank == 0)
                 return None
             report = self._try_load(state, chosen, options)
@@ -267,7 +266,7 @@ class Manager(RunSteps):
         self._usable()
         self._backend.drain()
         number = step_number(step)
-        chosen = self._decide(f"find step {number}", lambda: self._places.find(number))
+        chosen = self._decisions.of_rank_0(f"find step {number}", lambda: self._places.find(number))
         began = time.monotonic()
         report = self._backend.load(state, path_of(chosen), options)
         self._attempt += 1
@@ -294,11 +293,13 @@ class Manager(RunSteps):
     # ---- opening and closing ----
 
     def _open(self) -> int:
-        """On rank 0: locks the run; returns the number of this attempt."""
+        """On rank 0: locks the run, and reads what there is; returns the number of this attempt."""
         refuse_checkpoint(self._run)
         _opened.make_way(self._run)
         attempt, self._left_behind = self._places.take()
         self._contents = "" if self._left_behind else other_contents(self._run)
+        if needs_mtbf(self._every):
+            self._mtbf = observed_mtbf(self._run)
         return attempt
 
     def __del__(self) -> None:
@@ -360,30 +361,6 @@ class Manager(RunSteps):
             raise InvalidArgumentError(f"the manager of {self._run} is closed")
 
     # ---- agreement ----
-
-    def _decide(self, what: str, action: Callable[[], Any]) -> Any:
-        """Returns what rank 0's action returns, on all ranks; raises its error on all of them."""
-        with self._backend.call(what) as call:
-            told: list[Any] = []
-            if self._backend.rank == 0:
-                try:
-                    told = ["ok", action()]
-                except (Error, OSError) as error:
-                    if call is None:
-                        raise
-                    told = [getattr(error, "code", UnavailableError.code), str(error)]
-            if call is not None:
-                told = decoded(call.share(encoded(told), self._timeout))
-        if told[0] != "ok":
-            raise BY_CODE[told[0]](told[1], path=self._run)
-        return told[1]
-
-    def _outcomes(self, mine: str) -> set[str]:
-        """Returns the outcomes of all ranks."""
-        with self._backend.call("compare outcomes") as call:
-            if call is None:
-                return {mine}
-            return {one.decode() for one in call.gather(mine.encode(), self._timeout)}
 
     def _wishes(self, step: int) -> tuple[str, str, str]:
         """On rank 0, as of now: why to save, why to end, and why to give up. Any thread."""
@@ -476,7 +453,7 @@ class Manager(RunSteps):
         except Exception as error:
             failed = error
         damaged = isinstance(failed, CorruptCheckpointError)
-        outcomes = self._outcomes("damaged" if damaged else "failed" if failed else "ok")
+        outcomes = self._decisions.outcomes("damaged" if damaged else "failed" if failed else "ok")
         if outcomes == {"ok"}:
             return report
         if "failed" in outcomes or (failed is None and "damaged" not in outcomes):
@@ -484,7 +461,9 @@ class Manager(RunSteps):
                 raise failed
             raise UnavailableError(f"resume from {path}: another rank has failed", path=path)
         reason = str(failed) if failed is not None else "another rank has found damage"
-        self._decide("pass over a damaged step", lambda: self._places.pass_over(chosen, reason))
+        self._decisions.of_rank_0(
+            "pass over a damaged step", lambda: self._places.pass_over(chosen, reason)
+        )
         return None
 
     def _went_on(self, chosen: dict[str, Any], report: LoadReport, seconds: float) -> int:
@@ -493,8 +472,10 @@ class Manager(RunSteps):
         self._last_begin = time.monotonic()
         self._left_behind, self._after.may_remove = "", True
         self._last = None  # What is saved now is not what was saved under this number before.
+        passed_over = self._decisions.of_rank_0(
+            "go on from a step", lambda: self._places.went_on(chosen, report.unexpected)
+        )
         if self._backend.rank == 0:
-            passed_over = self._places.went_on(chosen, report.unexpected)
             _LOG.info("resumed from step %d (%s) in %.1f s", step, path_of(chosen), seconds)
             self._after.loaded(self._attempt, step, chosen["name"], seconds, report, passed_over)
         return step
