@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -121,3 +123,50 @@ def test_a_resume_in_the_same_job_goes_on_from_the_save_under_way(tmp_path: Path
             manager.save(step, state)
             assert manager.resume(state) == step
             assert manager.restore(step, state).loaded == 2
+
+
+@pytest.mark.parametrize("how", ["in one job", "after a resume"])
+@pytest.mark.parametrize("make", [varve.CheckpointManager, varve.torch.CheckpointManager])
+def test_steps_below_an_earlier_one_are_kept_in_the_order_of_their_saves(
+    make: Any, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    state = {"w": torch.ones(3) if make is varve.torch.CheckpointManager else np.ones(3)}
+    manager = make(run, every=10, keep=2)
+    manager.save(20, state)
+    manager.save(30, state)
+    if how == "after a resume":
+        manager.close()
+        manager = make(run, every=10, keep=2)
+        assert manager.resume(state) == 30
+    after_each: list[list[int]] = []
+    with manager:
+        for step in (10, 20, 30, 40):
+            manager.save(step, state)
+            manager.wait()
+            after_each.append([one.step for one in varve.steps(run)])
+    assert after_each == [[30, 10], [10, 20], [20, 30], [30, 40]]
+    told = [text for text in caplog.messages if "this job is back at step" in text]
+    assert len(told) == 1, told
+    assert (
+        "back at step 10, and the run has step 30" in told[0] and "rename its directory" in told[0]
+    )
+
+
+def test_a_restore_names_the_steps_that_it_leaves_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = {"w": torch.ones(3)}
+    with varve.torch.CheckpointManager(tmp_path / "run", every=10) as manager:
+        for step in (10, 20, 30):
+            manager.save(step, state)
+        manager.restore(30, state)
+        assert "this job is back" not in caplog.text
+        manager.restore(10, state)
+        assert "back at step 10, and the run has step-00000030." in caplog.text
+        before = len(caplog.messages)
+        for step in (11, 20, 21, 30):
+            manager.save(step, state, force=True)
+        manager.wait()
+        assert not [text for text in caplog.messages[before:] if "this job is back" in text]
+    assert [one.step for one in varve.steps(tmp_path / "run")] == [10, 11, 20, 21, 30]

@@ -1,4 +1,4 @@
-"""The checks before a job changes a run: that no other job has it, and that pins hold."""
+"""The checks before a job changes a run: that no other job has it, that pins hold, what it leaves behind."""
 
 from __future__ import annotations
 
@@ -70,3 +70,15 @@ def set_pinned_apart(run: str, step: int) -> None:
             )
         else:
             _LOG.warning("%s is pinned (%s): it is now %s", one.name, one.pin, apart)
+
+
+def warn_of_later_steps(run: str, step: int, later: str) -> None:
+    """Warns that a job goes on from a step, or saves one, below a step of the run."""
+    _LOG.warning(
+        "%s: this job is back at step %d, and the run has %s. From now on each save counts as newer than all "
+        "steps that are there: it replaces the one of its number, and to `keep` the others are older. To "
+        "keep one of them, rename its directory to a name that does not end with a number, or copy it",
+        run,
+        step,
+        later,
+    )

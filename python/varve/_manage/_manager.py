@@ -38,6 +38,7 @@ from varve._manage._inputs import (
     step_number,
     upload_place,
 )
+from varve._manage._lock import warn_of_later_steps
 from varve._manage._place import place_of
 from varve._manage._places import Chosen, Places, path_of
 from varve._manage._policy import Ending
@@ -71,6 +72,7 @@ class Manager(RunSteps):
         self._preempted = ""
         self._resumed_from: int | None = None
         self._last: tuple[int, Future[Any]] | None = None
+        self._reached = -1  # The step that this job has gone on from, or saved last.
         self._left_behind = ""  # On rank 0: the newest step, until this job goes on from one.
         self._contents = ""  # On rank 0: what the run holds, where that are no steps.
         self._again = ""
@@ -162,6 +164,9 @@ class Manager(RunSteps):
     ) -> Future[Any] | None:
         """Saves if it is time to. To be called after every step, on all ranks, with the same steps.
 
+        Steps are kept in the order in which they were saved. A step below the one before counts as newer
+        than all that the run has, and so do the saves after it; a warning says so.
+
         Args:
             step: The step that is done, from 0 on.
             state: As in `save` of the package, or a function that returns it, which is called only where a
@@ -219,6 +224,7 @@ class Manager(RunSteps):
         """
         self._usable()
         number = step_number(step)
+        self._reach(number)
         return self._backend.protect(state, self._path(number), self._files(number, {}, files))
 
     def resume(self, state: Any, *, required: bool = False, **options: Any) -> int | None:
@@ -261,6 +267,8 @@ class Manager(RunSteps):
     def restore(self, step: int, state: Any, **options: Any) -> LoadReport:
         """Loads one step, and goes on from there: what is saved then is newer than what was left behind.
 
+        Warns where later steps are left behind.
+
         Raises CheckpointNotFoundError where there is no such step, and what `load` raises.
         """
         self._usable()
@@ -270,6 +278,8 @@ class Manager(RunSteps):
         began = time.monotonic()
         report = self._backend.load(state, path_of(chosen), options)
         self._attempt += 1
+        if self._backend.rank == 0 and chosen["later"]:
+            warn_of_later_steps(self._run, number, chosen["later"])
         self._went_on(chosen, report, time.monotonic() - began)
         return report
 
@@ -390,6 +400,7 @@ class Manager(RunSteps):
         values: dict[str, float] = {}
         given: dict[str, bytes] = {}
         failure: Exception | None = None
+        self._reach(step)
         try:
             values = measured(metrics)
             given = self._files(step, values, files)
@@ -414,6 +425,14 @@ class Manager(RunSteps):
         if failure is not None and not isinstance(failure, FunctionFailed):
             raise failure
         return future
+
+    def _reach(self, step: int) -> None:
+        """Begins a new attempt where a step is below the last one: saves count in the order of their calls."""
+        if step < self._reached:
+            self._attempt += 1
+            if self._backend.rank == 0:
+                warn_of_later_steps(self._run, step, f"step {self._reached}")
+        self._reached = step
 
     def _files(
         self, step: int, metrics: dict[str, float], files: Mapping[str, FileSource] | None
@@ -468,7 +487,7 @@ class Manager(RunSteps):
 
     def _went_on(self, chosen: dict[str, Any], report: LoadReport, seconds: float) -> int:
         step = int(chosen["step"])
-        self._resumed_from = step
+        self._resumed_from = self._reached = step
         self._last_begin = time.monotonic()
         self._left_behind, self._after.may_remove = "", True
         self._last = None  # What is saved now is not what was saved under this number before.

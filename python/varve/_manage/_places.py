@@ -78,11 +78,17 @@ class Places:
         return {"step": best[0].step, "name": best[0].name, "run": best[1]}
 
     def find(self, step: int, *, here: bool = False) -> Chosen:
-        """Returns the newest whole step of this number, with `here` of the run's directory alone."""
+        """Returns the newest whole step of this number, with `here` of the run's directory alone.
+
+        Its entry "later" names the last of the whole steps above it; "" where there is none.
+        """
         for run in [self._run] if here else self._choosers:
-            for one in reversed(manage.list_steps(run)):
-                if one.step == step and is_whole(one):
-                    return {"step": one.step, "name": one.name, "run": run}
+            steps = [one for one in manage.list_steps(run) if is_whole(one)]
+            later = max(steps, key=lambda one: one.step, default=None)
+            name = later.name if later is not None and later.step > step else ""
+            for one in reversed(steps):
+                if one.step == step:
+                    return {"step": one.step, "name": one.name, "run": run, "later": name}
         raise CheckpointNotFoundError(f"{self._run} has no whole step {step}", path=self._run)
 
     def pass_over(self, chosen: Chosen, reason: str) -> None:
