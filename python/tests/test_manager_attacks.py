@@ -170,3 +170,30 @@ def test_a_restore_names_the_steps_that_it_leaves_behind(
         manager.wait()
         assert not [text for text in caplog.messages[before:] if "this job is back" in text]
     assert [one.step for one in varve.steps(tmp_path / "run")] == [10, 11, 20, 21, 30]
+
+
+def test_resumes_of_one_job_are_one_restart(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    state = {"w": np.ones(3)}
+    with varve.CheckpointManager(run, every=10) as manager:
+        manager.save(10, state)
+        manager.save(20, state)
+    for expected in (20, 20, 10):  # The second restart is the last from step 20.
+        with varve.CheckpointManager(run, max_restarts=2) as manager:
+            assert [manager.resume(state) for _ in range(3)] == [expected] * 3
+            manager.restore(expected, state)
+
+
+def test_a_restart_after_a_save_of_the_same_job_counts_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    state = {"w": np.ones(3)}
+    with varve.CheckpointManager(run, every=10) as manager:
+        manager.save(10, state)
+        manager.save(20, state)
+    with varve.CheckpointManager(run, every=10, max_restarts=1) as manager:
+        assert manager.resume(state) == 20
+        manager.save(20, state)
+        manager.wait()
+        assert manager.resume(state) == 20
+    with varve.CheckpointManager(run, max_restarts=1) as manager:
+        assert manager.resume(state) == 10

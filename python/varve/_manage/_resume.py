@@ -48,6 +48,7 @@ class Chooser:
         self._history = history
         self._place = place
         self._may_have_restarts = True  # Of this job or an earlier one.
+        self._counted: set[str] = set()  # The steps of which the file counts this job's restart.
 
     def choose(self) -> manage.RunStep | None:
         """Returns the step to resume from; None where there is nothing to resume.
@@ -71,7 +72,7 @@ class Chooser:
             if damage is not None:
                 self.pass_over(step.name, damage)
                 continue
-            failed = restarts.get(step.name, 0)
+            failed = restarts.get(step.name, 0) - (step.name in self._counted)
             older = any(one.state in ("whole", "displaced") for one in steps[:place])
             if self._max_restarts is not None and failed >= self._max_restarts and older:
                 self._leave(step.name, f"{failed} restarts from it have ended before the next save")
@@ -149,7 +150,10 @@ class Chooser:
     # ---- restarts that led to nothing ----
 
     def note_restart(self, name: str) -> None:
-        """Counts a restart from a step."""
+        """Counts a restart from a step, once for this job until it saves."""
+        if name in self._counted:
+            return
+        self._counted.add(name)
         restarts = self._restarts()
         restarts[name] = restarts.get(name, 0) + 1
         self._write(restarts)
@@ -160,6 +164,7 @@ class Chooser:
             with contextlib.suppress(OSError, Error):
                 self._place.remove(RESTARTS_NAME)
                 self._may_have_restarts = False
+                self._counted.clear()
 
     def _restarts(self) -> dict[str, int]:
         try:
