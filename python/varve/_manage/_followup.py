@@ -23,8 +23,15 @@ from varve._engine import local_path_text
 from varve._manage._costs import Costs
 from varve._manage._exposition import Exposition
 from varve._manage._history import History, phases_of
+from varve._manage._inputs import is_whole
 from varve._manage._policy import Keep
-from varve.errors import CancelledError, Error, InvalidArgumentError, PreconditionError
+from varve.errors import (
+    CancelledError,
+    Error,
+    InvalidArgumentError,
+    OutOfSpaceError,
+    PreconditionError,
+)
 
 _LOG = logging.getLogger("varve")
 
@@ -76,6 +83,7 @@ class FollowUp:
         self.on_end: Callable[[Save, bool], None] = lambda _save, _durable: None
         self._run = run
         self._lock = lock
+        self._stands_on = ""  # The step that this job has saved last or goes on from; on rank 0.
         self._unclaimed = lock is None and manage.is_in_object_store(run)
         self._keep = keep
         self._prefix = prefix  # The letters that the names of steps begin with.
@@ -154,6 +162,7 @@ class FollowUp:
         passed_over: Mapping[str, str],
     ) -> None:
         """Notes a resume, on rank 0."""
+        self._stands_on = name
         self._history.add(
             "load",
             attempt=attempt,
@@ -223,7 +232,10 @@ class FollowUp:
             if self._rank == 0 and self._keep.any:
                 # Where saves have ended meanwhile, removals fall behind and the disk would fill.
                 self.prune(save.attempt, _BUSY_SHARE if self._work.empty() else 1.0)
-        elif self._on_failure is not None and not isinstance(error, CancelledError):
+            return
+        if self._rank == 0 and isinstance(error, OutOfSpaceError):
+            self.make_room(save.attempt)
+        if self._on_failure is not None and not isinstance(error, CancelledError):
             self.call(self._on_failure, save.step, error)
 
     def _note(self, save: Save, future: Future[Any], error: BaseException | None) -> None:
@@ -248,6 +260,7 @@ class FollowUp:
         size = _bytes_of(save.path)
         self.costs.ended(save.step, save.stall, seconds)
         self._got_further()
+        self._stands_on = os.path.basename(save.path)
         line |= {
             "seconds": round(seconds, 6),
             "bytes": size,
@@ -292,6 +305,19 @@ class FollowUp:
         """Removes what the rules do not keep, if there are any."""
         if self._rank == 0 and self._keep.any:
             self.prune(attempt, _BUSY_SHARE)
+
+    def make_room(self, attempt: int) -> None:
+        """Removes what the rules do not keep, where no save has been made before.
+
+        Only while the newest step is the one that this job has saved last or goes on from: the rules keep
+        the newest, and would remove that one where the job went back.
+        """
+        if not self._keep.any:
+            return
+        steps = [one for one in manage.list_steps(self._run) if one.attempt > 0 and is_whole(one)]
+        mine = [one for one in steps if one.name.rstrip("0123456789") == self._prefix]
+        if mine and mine[-1].name == self._stands_on:
+            self.prune(attempt, 1.0)
 
     def _check_metric(self, steps: list[manage.PrunedStep]) -> None:
         """Warns, once, where the best are to be kept by a metric that no step has, but others."""

@@ -343,8 +343,8 @@ class Manager(RunSteps):
             ending.callback(setattr, self, "_closed", True)
             try:
                 self._drain(once_more=error is None)
-                if self._backend.rank == 0 and self._keep.any and self._last is not None:
-                    self._after.later(lambda: self._after.prune(self._attempt, 1.0))
+                if self._backend.rank == 0 and self._last is not None:
+                    self._after.later(lambda: self._after.make_room(self._attempt))
                 self._after.finish()
             except BaseException:
                 if self._uploads is not None:
