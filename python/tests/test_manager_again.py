@@ -111,7 +111,7 @@ def test_an_error_in_the_constructor_leaves_the_run_free(
 def test_ctrl_c_in_close_leaves_the_run_free(
     make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_drain", "_note_end"):
+    for name in ("_remove", "_note_end"):
         manager = make(tmp_path)
 
         def interrupt(*_: Any, **__: Any) -> None:

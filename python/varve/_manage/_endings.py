@@ -35,6 +35,7 @@ class Signals:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.received = ""
+        self.closing = False  # No further step will be saved.
         self._first: dict[int, float] = {}  # When each signal came first.
         self._closed = False
         self._process = os.getpid()
@@ -71,7 +72,8 @@ class Signals:
             if not self.received:
                 self.received = signal.Signals(number).name
                 # Not here: the signal may have come while this thread holds a lock of the logging.
-                threading.Thread(target=_tell, args=(self.received,), daemon=True).start()
+                told = self.received, self.closing
+                threading.Thread(target=_tell, args=told, daemon=True).start()
             if callable(before) and before is not signal.default_int_handler:
                 before(number, frame)
 
@@ -94,10 +96,11 @@ class Signals:
                     signal.signal(number, handler)
 
 
-def _tell(name: str) -> None:
+def _tell(name: str, closing: bool) -> None:
     _LOG.warning(
-        "%s: the run saves at its next step and ends; once more from %d s on ends this process at once",
+        "%s: the run %s; once more from %d s on ends this process at once",
         name,
+        "ends when its saves are durable" if closing else "saves at its next step and ends",
         _ECHO,
     )
 

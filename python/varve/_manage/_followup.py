@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import queue
 import threading
@@ -51,6 +52,7 @@ class Save:
     began: float  #: Unix time.
     stall: float = 0.0  #: Seconds for which training waited.
     ended: Callable[[Future[Any]], None] = lambda _: None  #: Called when it has ended.
+    future: Future[Any] | None = None  #: Once it has begun.
 
 
 class FollowUp:
@@ -110,6 +112,18 @@ class FollowUp:
         """True while a save is under way."""
         with self._guard:
             return bool(self._in_flight)
+
+    @property
+    def under_way(self) -> list[int]:
+        """Steps whose saves have not ended."""
+        with self._guard:
+            return sorted(save.step for save in self._in_flight)
+
+    def give_up(self) -> list[int]:
+        """Cancels the saves under way; returns their steps."""
+        with self._guard:
+            saves = list(self._in_flight)
+        return sorted(save.step for save in saves if save.future and save.future.cancel())
 
     @property
     def failures_in_row(self) -> list[str]:
@@ -190,8 +204,8 @@ class FollowUp:
             self._worker.start()
         self._work.put(work)
 
-    def finish(self) -> None:
-        """Waits until the thread has done what it was given."""
+    def finish(self, limit: float = math.inf) -> None:
+        """Waits until the thread has done what it was given, `limit` seconds at most."""
         if self._worker is None:
             return
         if threading.current_thread() is self._worker:
@@ -200,8 +214,10 @@ class FollowUp:
             )
         done = threading.Event()
         self._work.put(done.set)
+        until = time.monotonic() + limit
         while self._worker.is_alive() and not done.wait(1.0):  # Ctrl-C gets through.
-            pass
+            if time.monotonic() >= until:
+                return
 
     def close(self) -> None:
         """Ends the thread."""

@@ -24,6 +24,7 @@ from varve._manage import _opened
 from varve._manage._agreement import Agreement, Chair, Posted, weakly
 from varve._manage._asked import FailedState, FunctionFailed, measured, state_of
 from varve._manage._backend import Backend
+from varve._manage._closing import drain, end_saves
 from varve._manage._contents import other_contents, refuse_checkpoint, tell_of_nothing
 from varve._manage._costs import Interval, needs_mtbf
 from varve._manage._decisions import Decisions
@@ -286,10 +287,13 @@ class Manager(RunSteps):
     def wait(self) -> None:
         """Waits for the saves under way and what follows them: uploads, history, retention, callbacks."""
         self._usable()
-        self._drain()
+        drain(self._backend, self._after, self._uploads)
 
     def close(self) -> None:
-        """Waits for the saves under way, removes what the rules do not keep, and ends. Again at will."""
+        """Waits for the saves under way, removes what the rules do not keep, and ends. Again at will.
+
+        Ctrl-C meanwhile is raised when the saves have ended; Ctrl-C once more cancels them.
+        """
         self._close("done")
 
     def __enter__(self) -> Any:
@@ -329,9 +333,11 @@ class Manager(RunSteps):
     def _close(self, outcome: str, error: BaseException | None = None) -> None:
         if self._closed:
             return
+        self._signals.closing = True
+        cause = error
         with contextlib.ExitStack() as ending:  # Each of these is done, whatever the others raise.
             ending.callback(self._places.release)
-            ending.callback(self._note_end, outcome, error)
+            ending.callback(lambda: self._note_end(outcome, cause))
             ending.callback(self._backend.close)
             ending.callback(self._after.close)
             if self._uploads is not None:
@@ -342,14 +348,14 @@ class Manager(RunSteps):
             ending.callback(_opened.forget, self)
             ending.callback(setattr, self, "_closed", True)
             try:
-                self._drain(once_more=error is None)
-                if self._backend.rank == 0 and self._last is not None:
-                    self._after.later(lambda: self._after.make_room(self._attempt))
-                self._after.finish()
-            except BaseException:
-                if self._uploads is not None:
-                    self._uploads.abort()
+                end_saves(self._run, self._backend, self._after, self._uploads, self._remove, error)
+            except BaseException as failure:
+                cause = error or failure
                 raise
+
+    def _remove(self) -> None:
+        if self._backend.rank == 0 and self._last is not None:
+            self._after.later(lambda: self._after.make_room(self._attempt))
 
     def _note_end(self, outcome: str, error: BaseException | None) -> None:
         if self._backend.rank == 0:
@@ -358,13 +364,6 @@ class Manager(RunSteps):
             self._history.add(
                 "end", attempt=self._attempt, outcome=self._preempted or outcome, failed=failed
             )
-
-    def _drain(self, once_more: bool = True) -> None:
-        self._backend.drain()
-        self._after.finish()
-        if self._uploads is not None:
-            self._uploads.drain(once_more)
-            self._after.finish()
 
     def _usable(self) -> None:
         if self._closed:
@@ -416,7 +415,7 @@ class Manager(RunSteps):
             self._uploads.promise(save.path)
         self._last_begin = time.monotonic()
         with self._after.began(save):
-            future = self._backend.save(state, save.path, given, save.ended)
+            future = save.future = self._backend.save(state, save.path, given, save.ended)
         save.stall = time.monotonic() - self._last_begin
         self._after.stalled(save.stall)
         self._last = (step, future)

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import logging
 import os
@@ -93,9 +94,10 @@ def make_way(run: str) -> None:
 def close_all() -> None:
     """Closes the managers that the program has not closed, as after an error outside of a `with`."""
     error = getattr(sys, "last_value", None)
-    for known, _ in list(_open.values()):
-        _close_known(known, error)
-    _close_abandoned(error)
+    with contextlib.suppress(KeyboardInterrupt):  # The interpreter ends already.
+        for known, _ in list(_open.values()):
+            _close_known(known, error)
+        _close_abandoned(error)
 
 
 def _others(run: str) -> list[tuple[weakref.ref[Any], str]]:

@@ -1,0 +1,124 @@
+"""Ctrl-C and SIGTERM while a manager closes: its saves end or are reported, and so does the job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import varve
+from varve._manage import _history
+
+#: Saves a step in about six seconds, and says when it is about to wait for it.
+_PROGRAM = """
+import logging, sys, time, torch, varve.torch
+logging.basicConfig(level=logging.WARNING, stream=sys.stdout, format="%(message)s")
+manager = varve.torch.CheckpointManager(
+    "run", every=1, save_options={"max_write_bandwidth": 4 << 20},
+    on_saved=lambda line: print("saved", line["step"], flush=True),
+)
+manager.save(1, {"w": torch.ones(24 << 20, dtype=torch.uint8)})
+"""
+
+_ENDS = {
+    "close": "print('ready', flush=True); manager.close()",
+    "with": "\nwith manager: print('ready', flush=True); time.sleep(600)",
+    "exit": "print('ready', flush=True)",
+    "close, ready when it has begun": """
+import threading
+def watch():
+    while not manager._signals.closing:
+        time.sleep(0.01)
+    print("ready", flush=True)
+threading.Thread(target=watch).start()
+manager.close()
+""",
+}
+
+_WAITS = "Ctrl-C: this job ends when step 1 is durable; Ctrl-C once more gives that up"
+
+
+def closed(
+    directory: Path, end: str, answers: Sequence[tuple[str, signal.Signals]]
+) -> tuple[list[str], str, int]:
+    """Runs a job; sends it each signal when it has printed the text before it.
+
+    Returns the lines that it printed, its errors and its exit status.
+    """
+    left = list(answers)
+    lines: list[str] = []
+    with (
+        open(directory / "errors", "w+") as errors,
+        subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM + _ENDS[end]],
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.strip())
+            if left and left[0][0] in line:
+                os.kill(process.pid, left.pop(0)[1])
+        status = process.wait(60)
+    assert not left, lines
+    return lines, (directory / "errors").read_text(), status
+
+
+def history(directory: Path, kind: str) -> list[dict[str, Any]]:
+    return [line for line in _history.read(str(directory / "run")) if line["event"] == kind]
+
+
+def traces(errors: str) -> tuple[int, int]:
+    """Returns how many tracebacks there are, and how many "During handling" and "ignored" join them."""
+    return errors.count("Traceback"), errors.count("During handling") + errors.count("ignored in")
+
+
+@pytest.mark.parametrize("end", ["close", "with"])
+def test_ctrl_c_while_a_manager_closes_loses_neither_the_save_nor_what_follows_it(
+    tmp_path: Path, end: str
+) -> None:
+    lines, errors, status = closed(tmp_path, end, [("ready", signal.SIGINT)])
+    assert lines[-1] == "saved 1" and any(_WAITS in line for line in lines), lines
+    assert [one.step for one in varve.steps(tmp_path / "run")] == [1]
+    assert [line["outcome"] for line in history(tmp_path, "save")] == ["done"]
+    assert [line["outcome"] for line in history(tmp_path, "end")] == ["KeyboardInterrupt: "]
+    assert traces(errors) == (1, 0), errors
+    assert status == -signal.SIGINT
+
+
+@pytest.mark.parametrize("end", ["close", "with"])
+def test_ctrl_c_once_more_gives_the_save_up_and_says_so(tmp_path: Path, end: str) -> None:
+    answers = [("ready", signal.SIGINT), (_WAITS, signal.SIGINT)]
+    lines, errors, status = closed(tmp_path, end, answers)
+    assert lines[-1].endswith("Ctrl-C: step 1 is given up"), lines
+    assert os.listdir(tmp_path / "run") == ["varve-history.jsonl"]
+    assert [line["outcome"] for line in history(tmp_path, "save")] == ["CancelledError"]
+    assert [line["outcome"] for line in history(tmp_path, "end")] == ["KeyboardInterrupt: "]
+    assert traces(errors) == (1, 0), errors
+    assert status == -signal.SIGINT
+
+
+def test_ctrl_c_at_the_end_of_a_program_that_has_not_closed_its_manager_is_no_noise(
+    tmp_path: Path,
+) -> None:
+    lines, errors, _ = closed(tmp_path, "exit", [("ready", signal.SIGINT)])
+    assert lines[-1] == "saved 1", lines
+    assert [one.step for one in varve.steps(tmp_path / "run")] == [1]
+    assert traces(errors)[1] == 0, errors
+
+
+def test_sigterm_while_a_manager_closes_is_said_to_end_no_training(tmp_path: Path) -> None:
+    end = "close, ready when it has begun"
+    lines, _, status = closed(tmp_path, end, [("ready", signal.SIGTERM)])
+    assert any("SIGTERM: the run ends when its saves are durable" in line for line in lines), lines
+    assert [line["outcome"] for line in history(tmp_path, "save")] == ["done"]
+    assert status == 0
