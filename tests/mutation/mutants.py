@@ -15,6 +15,7 @@ AGENT = (
     "*Session*:JobMachine*:*Agent*:*Deferred*:Orphan*:Executor*:*Lost*:NextJob*:StagedFile*"
     ":AsyncSave*:FileChannel*"
 )
+RELAYS = "Relay*:FrameMerger*:*ChannelOfRanks*:Channel.*"
 PLAN = "Settle*:Balance*:*Plan*:Ties*:*Tie*:*Replica*:Fingerprint*:*Load*:Schedule*:Assign*"
 
 MUTANTS = (
@@ -421,6 +422,42 @@ MUTANTS = (
         "if (tensor->dtype != item.dtype || tensor->shape != item.shape) {",
         "if (false) {",
         PLAN,
+    ),
+    # ---- relays ----
+    Mutant(
+        "relay-frames-overtake",
+        "src/coordinate/channel/routed.cc",
+        "      if (Meet(waiting->ranks, ranks)) {",
+        "      if (false) {",
+        RELAYS,
+    ),
+    Mutant(
+        "relay-leader-first",
+        "src/coordinate/channel/relay_state.cc",
+        "    if (key != leader_) {\n      add",
+        "    if (true) {\n      add",
+        RELAYS,
+    ),
+    Mutant(
+        "relay-others-not-lost",
+        "src/coordinate/channel/relay_state.cc",
+        "  if (!others.empty()) {",
+        "  if (false) {",
+        RELAYS,
+    ),
+    Mutant(
+        "relay-frames-held",
+        "src/coordinate/channel/relay_state.cc",
+        "std::min(due_, now + kHold)",
+        "due_",
+        RELAYS,
+    ),
+    Mutant(
+        "relay-lost-ranks-still-there",
+        "src/coordinate/channel/relay_state.cc",
+        "    if (rank != leader) {\n      state_.Lost(rank, LostWith(leader), leader);\n    }",
+        "",
+        RELAYS,
     ),
     *FORMAT_MUTANTS,
 )
