@@ -3,13 +3,9 @@
 #include "coordinate/channel/channel.h"
 
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <csignal>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -27,6 +23,7 @@
 #include "base/file_descriptor.h"
 #include "base/seconds.h"
 #include "base/time_source.h"
+#include "support/memory_rendezvous.h"
 #include "support/ranks.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
@@ -40,27 +37,6 @@ using test::LongDeadline;
 using test::TempDir;
 
 constexpr double kLimit = 60;
-
-class Memory final : public Rendezvous {
- public:
-  Status Set(const std::string& key, const std::string& value) override {
-    const std::scoped_lock lock(mutex_);
-    values_[key] = value;
-    return Status::Ok();
-  }
-  Result<std::optional<std::string>> Get(const std::string& key) override {
-    const std::scoped_lock lock(mutex_);
-    ++looks_;
-    const auto found = values_.find(key);
-    return found == values_.end() ? std::nullopt : std::optional(found->second);
-  }
-  [[nodiscard]] int looks() const { return looks_; }
-
- private:
-  std::mutex mutex_;
-  std::map<std::string, std::string> values_;
-  std::atomic<int> looks_{0};
-};
 
 struct Ranks {
   explicit Ranks(int size) {
@@ -96,7 +72,7 @@ struct Ranks {
     EXPECT_EQ(*down, text + "?");
   }
 
-  Memory rendezvous;
+  test::MemoryRendezvous rendezvous;
   std::vector<std::shared_ptr<Channel>> channels;
 };
 

@@ -225,9 +225,8 @@ Result<Socket> Relay::Start(Connection up, int above) {
         try {
           running->Run();
         } catch (const std::bad_alloc&) {
-          // The ranks behind it are lost with the leader, whose training goes on.
+          running->links().Abandon();  // The ranks behind it fail; the leader's training goes on.
         }
-        running->links().Abandon();
         all.Remove(running);
       }).detach();
     } catch (const std::system_error& error) {

@@ -103,8 +103,8 @@ TEST(RelayState, TheLeaderGetsWhatIsSentToAllAfterTheOthers) {
 
 TEST(RelayState, RanksBehindOneThatDiesAreLostWithItAndItIsNamed) {
   for (unsigned seed = 0; seed < 300; ++seed) {
-    const int size = 14;
-    World world(size, seed, 3);
+    const int size = 5 + static_cast<int>(seed % 23);
+    World world(size, seed, 2 + static_cast<int>(seed % 4));
     const auto victim = static_cast<int>(world.Random(size));
     for (Rank& rank : world.ranks) {
       rank.calls = Steps(rank.state->rank() == victim ? 1 : 2);

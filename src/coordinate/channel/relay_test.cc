@@ -7,8 +7,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -19,6 +17,7 @@
 #include "base/seconds.h"
 #include "base/time_source.h"
 #include "coordinate/channel/channel.h"
+#include "support/memory_rendezvous.h"
 #include "support/ranks.h"
 #include "support/status_matchers.h"
 
@@ -30,28 +29,6 @@ using test::IsOk;
 using test::LongDeadline;
 
 constexpr double kLimit = 60;
-
-class Memory final : public Rendezvous {
- public:
-  Status Set(const std::string& key, const std::string& value) override {
-    const std::scoped_lock lock(mutex_);
-    values_[key] = value;
-    return Status::Ok();
-  }
-  Result<std::optional<std::string>> Get(const std::string& key) override {
-    const std::scoped_lock lock(mutex_);
-    const auto found = values_.find(key);
-    return found == values_.end() ? std::nullopt : std::optional(found->second);
-  }
-  void Forget(const std::string& key) {
-    const std::scoped_lock lock(mutex_);
-    values_.erase(key);
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::string, std::string> values_;
-};
 
 class Tree {
  public:
@@ -82,7 +59,7 @@ class Tree {
     }
   }
 
-  Memory rendezvous;
+  test::MemoryRendezvous rendezvous;
   std::vector<std::shared_ptr<Channel>> channels;
 
  private:
