@@ -101,6 +101,49 @@ TEST(RelayState, TheLeaderGetsWhatIsSentToAllAfterTheOthers) {
   EXPECT_EQ(order, (std::vector{5, 6, 4}));
 }
 
+TEST(RelayState, RanksBehindARelayAreLostWithItOnRank0AtEveryLevel) {
+  const int size = 27;
+  ChannelState rank_0(0, size, std::chrono::seconds(30));
+  RelayedRanks relayed(&rank_0);
+  RelayState upper(9, 0, size);
+  RelayState lower(12, 9, size);
+  TimePoint now{};
+  const auto pass_up = [&] {
+    now += std::chrono::milliseconds(5);
+    for (const auto& [key, frame] : lower.TakeFrames(now)) {
+      upper.Arrived(KeyOfRelay(12, size), frame, now);
+    }
+    now += std::chrono::milliseconds(5);
+    for (const auto& [key, frame] : upper.TakeFrames(now)) {
+      relayed.Arrived(KeyOfRelay(9, size), frame, now);
+    }
+  };
+  upper.Connected(RelayState::kUp, now);
+  lower.Connected(RelayState::kUp, now);
+  for (const int rank : {9, 10, 11}) {
+    upper.Connected(rank, now);
+  }
+  upper.Connected(KeyOfRelay(12, size), now);
+  for (const int rank : {12, 13, 14}) {
+    lower.Connected(rank, now);
+  }
+  pass_up();
+  EXPECT_EQ(rank_0.connected(), 6);
+  lower.Lost(14, now);
+  pass_up();
+  EXPECT_EQ(rank_0.connected(), 5);
+  EXPECT_EQ(rank_0.WhyNotConnected(14), kLostReason);
+  upper.Lost(KeyOfRelay(12, size), now);
+  pass_up();
+  EXPECT_EQ(rank_0.connected(), 3);
+  EXPECT_EQ(rank_0.WhyNotConnected(12), kLostReason);
+  EXPECT_EQ(rank_0.WhyNotConnected(13), LostWith(12));
+  relayed.Lost(KeyOfRelay(9, size), kLostReason);
+  EXPECT_EQ(rank_0.connected(), 0);
+  EXPECT_EQ(rank_0.WhyNotConnected(9), kLostReason);
+  EXPECT_EQ(rank_0.WhyNotConnected(11), LostWith(9));
+}
+
 TEST(RelayState, RanksBehindOneThatDiesAreLostWithItAndItIsNamed) {
   for (unsigned seed = 0; seed < 300; ++seed) {
     const int size = 5 + static_cast<int>(seed % 23);
