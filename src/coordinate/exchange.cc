@@ -277,8 +277,10 @@ Result<std::string> Coordinate(Coordinator& coordinator, std::string_view what, 
 Result<std::string> TakePart(Coordinator& coordinator, int coordinator_rank, std::string_view what,
                              const Contribution& mine, Deadline deadline) {
   const auto lost = [&](const Status& status) {
+    const int cause = status.details().rank;  // Such as of a rank that passes messages on.
+    const bool is_other = cause >= 0 && cause != coordinator.rank();
     return Unavailable(status.message())
-        .With({.rank = coordinator_rank})
+        .With({.rank = is_other ? cause : coordinator_rank})
         .Annotate("rank " + std::to_string(coordinator_rank) + " (coordinator)")
         .Annotate(what);
   };

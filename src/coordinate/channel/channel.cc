@@ -124,6 +124,12 @@ bool Channel::Flush(Deadline deadline) {
     }
     PollSockets(deadline);
   }
+  // What a relay has taken is lost with this process until it has left that too.
+  while (relay_ != nullptr && links_.Has(0) && !relay_->Flush(to_relay_, After(Now(), 0.05))) {
+    if (Now() >= deadline || interrupted_) {
+      return false;
+    }
+  }
   return true;
 }
 
@@ -256,34 +262,44 @@ Result<std::string> Channel::Publish() {
 /// Connects this rank: to rank 0, or to the relay of its leader; and the relay that it has.
 Status Channel::Reach(const Search& search) {
   VARVE_RETURN_IF_ERROR(CheckSockets());
+  std::unique_ptr<Relay> relay;
   int end = tree_.LeaderOf(options_.rank);
   if (tree_.Leads(options_.rank)) {
-    Result<std::unique_ptr<Relay>> relay = Relay::Make(options_.rank, options_.size);
-    if (relay.ok()) {  // Without one the others connect to rank 0.
+    Result<std::unique_ptr<Relay>> made = Relay::Make(options_.rank, options_.size);
+    end = 0;
+    if (made.ok()) {  // Without one the others connect to rank 0, as this one does.
+      relay = std::move(*made);
+      end = tree_.AboveOf(options_.rank);
       VARVE_RETURN_IF_ERROR(
-          search.rendezvous->Set(KeyOfEnd(search.key, options_.rank), (*relay)->published()));
-      relay_ = std::move(*relay);
+          search.rendezvous->Set(KeyOfEnd(search.key, options_.rank), relay->published()));
     }
-    end = tree_.AboveOf(options_.rank);
   }
-  VARVE_ASSIGN_OR_RETURN(FoundEnd found, FindEnd(end, search, Hello()));
-  return Join(std::move(found));
-}
-
-CallReport Channel::Hello() const {
-  return {.rank = static_cast<std::uint64_t>(options_.rank), .relay = relay_ != nullptr};
-}
-
-/// Takes a connection to rank 0 or to another relay: for this rank's relay, if it has one.
-Status Channel::Join(FoundEnd found) {
-  if (relay_ != nullptr) {
-    VARVE_ASSIGN_OR_RETURN(Socket own, relay_->Start(std::move(found.connection), found.end));
-    found = {options_.rank, Connection(std::move(own), true)};
+  VARVE_ASSIGN_OR_RETURN(FoundEnd found, FindEnd(end, search, Hello(relay != nullptr)));
+  if (relay != nullptr && !StartRelay(&found, relay.get()).ok()) {
+    relay.reset();
+    VARVE_ASSIGN_OR_RETURN(found, FindEnd(0, search, Hello(false)));
   }
-  const std::scoped_lock lock(mutex_);
-  leader_ = found.end;
-  links_.Add(0, std::move(found.connection));
+  Join(std::move(found), std::move(relay));
   return Status::Ok();
+}
+
+CallReport Channel::Hello(bool of_relay) const {
+  return {.rank = static_cast<std::uint64_t>(options_.rank), .relay = of_relay};
+}
+
+/// Gives a connection to this rank's relay; in its place comes one to the relay.
+Status Channel::StartRelay(FoundEnd* found, Relay* relay) const {
+  VARVE_ASSIGN_OR_RETURN(Socket own, relay->Start(std::move(found->connection), found->end));
+  *found = {options_.rank, Connection(std::move(own), true)};
+  return Status::Ok();
+}
+
+void Channel::Join(FoundEnd found, std::unique_ptr<Relay> relay) {
+  const std::scoped_lock lock(mutex_);
+  relay_ = std::move(relay);
+  leader_ = found.end;
+  to_relay_ = 0;
+  links_.Add(0, std::move(found.connection));
 }
 
 /// On rank 0: waits until all ranks, which have connected, are known.
@@ -308,9 +324,9 @@ Result<std::string> Channel::PublishForBackground() {
     return Publish();
   }
   if (tree_.Leads(options_.rank)) {
-    if (Result<std::unique_ptr<Relay>> relay = Relay::Make(options_.rank, options_.size);
-        relay.ok()) {
-      relay_ = std::move(*relay);
+    if (Result<std::unique_ptr<Relay>> made = Relay::Make(options_.rank, options_.size);
+        made.ok()) {
+      relay_ = std::move(*made);
       return relay_->published();
     }
   }
@@ -326,8 +342,13 @@ Status Channel::JoinInBackground(const std::string& way, Deadline until, int wak
   VARVE_ASSIGN_OR_RETURN(const Way found, DecodeFields<Way>(way));
   const auto end = static_cast<int>(found.end);
   VARVE_ASSIGN_OR_RETURN(Connection connection,
-                         ConnectTo(end, found.published, Hello(), until, wake));
-  return Join({end, std::move(connection)});
+                         ConnectTo(end, found.published, Hello(relay_ != nullptr), until, wake));
+  FoundEnd joined{end, std::move(connection)};
+  if (relay_ != nullptr) {
+    VARVE_RETURN_IF_ERROR(StartRelay(&joined, relay_.get()));
+  }
+  Join(std::move(joined), std::move(relay_));
+  return Status::Ok();
 }
 
 Result<std::shared_ptr<Channel>> Channel::MakeBackground(double limit) {
@@ -381,6 +402,7 @@ void Channel::SendFrames() {
   for (auto frames = state_.TakeFrames(); !frames.empty(); frames = state_.TakeFrames()) {
     for (auto& [rank, frame] : frames) {
       if (options_.rank != 0 || !relayed_.Has(rank)) {
+        to_relay_ += links_.Has(rank) ? 1 : 0;
         links_.Put(rank, std::move(frame));
       } else if (relayed_.Add(rank, std::move(frame)); relayed_.bytes() > kMostMerged) {
         SendMerged();
@@ -421,7 +443,8 @@ void Channel::Lost(int key, const std::string& why) {
     relayed_.Lost(key, why);
   } else if (!relayed_.Has(key)) {
     const bool by_relay = options_.rank != 0 && leader_ != 0 && leader_ != options_.rank;
-    state_.Lost(key, by_relay && why != kClosed ? LostWith(leader_) : why);
+    by_relay&& why != kClosed ? state_.Lost(key, LostWith(leader_), leader_)
+                              : state_.Lost(key, why);
   }
 }
 

@@ -104,8 +104,9 @@ class Channel final : public Coordinator, private Links::Owner {
  private:
   Result<std::string> Publish();
   Status Reach(const Search& search);
-  [[nodiscard]] CallReport Hello() const;
-  Status Join(FoundEnd found);
+  [[nodiscard]] CallReport Hello(bool of_relay) const;
+  Status StartRelay(FoundEnd* found, Relay* relay) const;
+  void Join(FoundEnd found, std::unique_ptr<Relay> relay);
   Result<std::string> PublishForBackground();
   Status JoinInBackground(const std::string& way, Deadline until, int wake);
   Status AcceptAll(Deadline until);
@@ -143,6 +144,7 @@ class Channel final : public Coordinator, private Links::Owner {
   Links links_;                   // By rank, and by KeyOfRelay.
   std::unique_ptr<Relay> relay_;  // Of a leader.
   int leader_ = 0;                // Whose relay this rank is connected to; 0: it has none.
+  std::uint64_t to_relay_ = 0;    // Frames that this rank has sent by its connection.
 };
 
 }  // namespace varve

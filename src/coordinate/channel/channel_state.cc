@@ -189,7 +189,7 @@ std::optional<Result<std::string>> ChannelState::Poll(bool interrupted, TimePoin
     return until.status();
   }
   if (now >= *until) {
-    return Unavailable(WhyLate(peer)).With({.system_error = ETIMEDOUT});
+    return Unavailable(WhyLate(peer)).With({.rank = peer.lost_cause, .system_error = ETIMEDOUT});
   }
   if (now >= wait_.next_notice) {
     LogWait(now);
@@ -218,10 +218,9 @@ Result<TimePoint> ChannelState::WaitsUntil(const Peer& peer, bool interrupted) c
   if (!peer.connected && !(peer.lost.empty() && refused_.empty())) {
     // It may be about to connect again, unless it was lost in this call.
     if (rank_ != 0 || peer.call == number_ || !refused_.empty()) {
-      return refused_.empty() ? Unavailable(peer.lost).With({.rank = peer.lost_cause})
-                              : Unavailable(refused_);
+      return Unavailable(refused_.empty() ? peer.lost : refused_).With({.rank = peer.lost_cause});
     }
-    until = std::min(until, After(wait_.start, kReconnectGrace));
+    until = std::min(until, After(began_, kReconnectGrace));
   }
   if (peer.call < number_ && !one_call_) {
     until = std::min({until, After(began_, limit_), others_wait_until_});
@@ -323,6 +322,7 @@ void ChannelState::Connected(int rank) {
   Peer& peer = peers_.at(rank);
   peer.connected = true;
   peer.lost.clear();
+  peer.lost_cause = -1;
 }
 
 void ChannelState::Lost(int rank, const std::string& why, int cause) {
@@ -334,15 +334,15 @@ void ChannelState::Lost(int rank, const std::string& why, int cause) {
   peer.lost = why;
   peer.lost_cause = cause;
   if (in_call_ && peer.call == number_) {
-    Doom(peer, why);
+    cause < 0 ? Doom(rank, why) : Doom(cause, kLostReason);
   }
 }
 
 /// Rank 0 need not wait for further ranks once one has left: the call fails.
-void ChannelState::Doom(const Peer& peer, const std::string& why) {
+void ChannelState::Doom(int rank, const std::string& why) {
   if (rank_ == 0 && doomed_.empty()) {
-    doomed_ = "rank " + std::to_string(peer.rank) + " " + why;
-    doomed_by_ = peer.rank;
+    doomed_ = "rank " + std::to_string(rank) + " " + why;
+    doomed_by_ = rank;
   }
 }
 
@@ -491,7 +491,7 @@ void ChannelState::LeaveAsRank0Has(Peer& peer) {
 
 /// The call must fail: the reason follows the name of the rank.
 void ChannelState::Fail(Peer& peer, std::string why, int cause) {
-  Doom(peer, why);
+  Doom(peer.rank, why);
   peer.left = number_;
   peer.left_why = std::move(why);
   peer.left_cause = cause;

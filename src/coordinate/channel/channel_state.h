@@ -126,7 +126,7 @@ class ChannelState {
   void Join(Peer& peer, const CallDecision& decision);
   void LeaveAsRank0Has(Peer& peer);
   void Fail(Peer& peer, std::string why, int cause);
-  void Doom(const Peer& peer, const std::string& why);
+  void Doom(int rank, const std::string& why);
 
   const int rank_;
   const int size_;

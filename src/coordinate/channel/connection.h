@@ -66,6 +66,8 @@ class Connection {
   void Trust() { trusted_ = true; }
   [[nodiscard]] bool has_unsent() const { return !unsent_.empty(); }
   [[nodiscard]] std::size_t unsent_bytes() const { return unsent_bytes_; }
+  /// The size of the payload that is being read; 0 between frames.
+  [[nodiscard]] std::size_t reading_bytes() const { return reading_.payload.size(); }
   [[nodiscard]] int fd() const { return socket_.get(); }
 
  private:

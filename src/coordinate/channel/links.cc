@@ -9,6 +9,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 namespace varve {
 namespace {
@@ -27,17 +28,24 @@ int Milliseconds(TimePoint until) {
 
 Links::Links(Owner* owner)
     : owner_(owner),
+      process_(::getpid()),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       poll_(::epoll_create1(EPOLL_CLOEXEC)),
       newest_arriving_(kListenerTag) {
   Watch(EPOLL_CTL_ADD, wake_.get(), kWakeTag);
 }
 
-void Links::Wake() { (void)::eventfd_write(wake_.get(), 1); }
+void Links::Wake() {
+  if (::getpid() == process_) {
+    (void)::eventfd_write(wake_.get(), 1);
+  }
+}
 
 void Links::Sleep() {
   eventfd_t count = 0;
-  (void)::eventfd_read(wake_.get(), &count);
+  if (::getpid() == process_) {
+    (void)::eventfd_read(wake_.get(), &count);
+  }
 }
 
 void Links::Listen(Socket listener, std::string token, int peers) {
@@ -89,7 +97,7 @@ void Links::Poll(TimePoint until) {
     CloseAll("the channel is closed");
     owner_->Refused("this process has not the channel's sockets, as a forked child");
   }
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < count && owner_->TakesMore(); ++i) {
     const epoll_event& event = events[static_cast<std::size_t>(i)];
     const std::uint64_t tag = event.data.u64;
     if (tag == kWakeTag) {
@@ -110,24 +118,28 @@ void Links::Poll(TimePoint until) {
   }
 }
 
-void Links::PollOne(int key, TimePoint until) {
-  const auto link = links_.find(key);
-  if (link == links_.end()) {
-    return;
+void Links::PollOnly(const std::vector<int>& keys, TimePoint until) {
+  std::vector<pollfd> ready{{wake_.get(), POLLIN, 0}};
+  std::vector<int> known;
+  for (const int key : keys) {
+    if (const auto link = links_.find(key); link != links_.end()) {
+      const int events = POLLIN | (link->second.has_unsent() ? POLLOUT : 0);
+      ready.push_back({link->second.fd(), static_cast<short>(events), 0});
+      known.push_back(key);
+    }
   }
-  const bool writes = link->second.has_unsent();
-  std::array<pollfd, 2> ready{
-      {{link->second.fd(), static_cast<short>(POLLIN | (writes ? POLLOUT : 0)), 0},
-       {wake_.get(), POLLIN, 0}}};
   (void)::poll(ready.data(), ready.size(), Milliseconds(until));
-  if (ready[1].revents != 0) {
+  if (ready[0].revents != 0) {
     Sleep();
   }
-  if ((ready[0].revents & POLLOUT) != 0) {
-    Write(key);
-  }
-  if ((ready[0].revents & ~POLLOUT) != 0) {
-    Read(key);
+  for (std::size_t i = 0; i < known.size(); ++i) {
+    const short events = ready[i + 1].revents;
+    if ((events & POLLOUT) != 0) {
+      Write(known[i]);
+    }
+    if ((events & ~POLLOUT) != 0) {
+      Read(known[i]);
+    }
   }
 }
 
@@ -155,6 +167,9 @@ void Links::Read(int key) {
       Drop(key, kLostReason);
     } else if (*frame) {
       owner_->Arrived(key, std::move(**frame));
+      if (!owner_->TakesMore()) {
+        return;
+      }
     } else {
       return;
     }
@@ -239,6 +254,18 @@ std::size_t Links::UnsentTo(int key) const {
 bool Links::HasUnsent() const {
   return std::any_of(links_.begin(), links_.end(),
                      [](const auto& link) { return link.second.has_unsent(); });
+}
+
+std::vector<int> Links::HalfRead(std::size_t* bytes) const {
+  std::vector<int> keys;
+  *bytes = 0;
+  for (const auto& [key, link] : links_) {
+    if (link.reading_bytes() > 0) {
+      keys.push_back(key);
+      *bytes += link.reading_bytes();
+    }
+  }
+  return keys;
 }
 
 }  // namespace varve

@@ -7,6 +7,9 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
+
+#include <sys/types.h>
 
 #include "coordinate/channel/connection.h"
 #include "coordinate/channel/frames.h"
@@ -29,6 +32,8 @@ class Links {
     virtual void Lost(int key, const std::string& why) = 0;
     /// A connection cannot be accepted, or sockets cannot be waited for.
     virtual void Refused(std::string why) = 0;
+    /// Poll reads no further connection where this returns false.
+    [[nodiscard]] virtual bool TakesMore() const { return true; }
   };
 
   explicit Links(Owner* owner);
@@ -53,8 +58,8 @@ class Links {
   void Put(int key, Frame frame);
   /// Waits until a socket is ready, at most until then; reads, writes and accepts.
   void Poll(TimePoint until);
-  /// Does the same with one connection alone.
-  void PollOne(int key, TimePoint until);
+  /// Does the same with these connections alone.
+  void PollOnly(const std::vector<int>& keys, TimePoint until);
   void Drop(int key, const std::string& why);
   void CloseAll(const std::string& why);
   /// Closes all without a word to the owner, and needs no memory for it.
@@ -66,6 +71,8 @@ class Links {
   /// Bytes that a connection's socket has not taken; of all connections.
   [[nodiscard]] std::size_t UnsentTo(int key) const;
   [[nodiscard]] bool HasUnsent() const;
+  /// Connections of which a part of a frame has been read, and the memory of these frames.
+  [[nodiscard]] std::vector<int> HalfRead(std::size_t* bytes) const;
 
  private:
   void Adopt(int key, Connection connection, int how);
@@ -76,6 +83,8 @@ class Links {
   void Meet(std::uint64_t arriving);
 
   Owner* const owner_;
+  const pid_t
+      process_;  // A forked child has the descriptors' numbers, and other files behind them.
   Socket wake_;
   Socket poll_;
   Socket listener_;

@@ -9,8 +9,9 @@
 //  2. The leader connects its relay to rank 0, or to the relay above, and itself to its relay. From
 //     then on a thread of the relay passes frames on, whether the leader is in a call or not: a
 //     leader that computes or comes late holds no other rank up, and is missed by its own number.
-//  3. A rank looks for the address of its leader's relay. Where none is there after some seconds,
-//     the leader is late or has no relay: the rank connects to rank 0.
+//  3. A rank looks for the address of its leader's relay, connects, and waits until the relay, which
+//     has reached rank 0, answers. Where rank 0 can be reached and the relay does not answer for some
+//     seconds, or refuses, its leader is late, dead or without a relay: the rank connects to rank 0.
 //  4. The relay tells rank 0 which ranks are connected (kHello) and lost (kLost); in between it
 //     sends their frames with their numbers (kRouted). Frames of several ranks that are equal become
 //     one; they wait for each other a millisecond at most. A rank's frames keep their order.
@@ -20,11 +21,12 @@
 //  6. A relay whose way to rank 0 ends says why to the ranks behind it, and ends. The leader makes
 //     another one with its next call, and so do all: they read the addresses again.
 //  7. A leader's process that exits would take with it what its relay has not passed on, such as
-//     the end of the last save. So the relay goes on until the ranks behind it have left, or have
-//     been silent for a second; the exit of the process waits for that. The leader gets what is
-//     sent to all ranks after the others.
-//  8. A relay reads nothing from the ranks behind it while its connection to rank 0 takes no more:
-//     it holds some MiB, and not the plans of all ranks.
+//     the end of the last save. So the relay goes on until the ranks behind it have left, or none
+//     of them waits for an answer and all have been silent for a second; the exit of the process
+//     waits for that, ten seconds at most. The leader gets what is sent to all ranks after the
+//     others. Its own messages have left when the relay has sent them, and not before.
+//  8. While the frames that a relay holds exceed 32 MiB it begins to read none: it finishes those
+//     that it has begun, one of each of its connections at most.
 
 #include "coordinate/channel/relay.h"
 
@@ -35,6 +37,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <limits>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -54,8 +57,10 @@
 namespace varve {
 namespace {
 
-/// Bytes that wait for the connection to rank 0 while the relay reads on.
-constexpr std::size_t kMostUnsent = std::size_t{32} << 20;
+/// Bytes that a relay holds while it reads on.
+constexpr std::size_t kMostRead = std::size_t{32} << 20;
+/// Connections that a relay may have, about, with the default fan-out.
+constexpr int kConnections = 64;
 /// A relay that is to end does so when it has passed nothing on for so long,
 constexpr auto kQuiet = std::chrono::seconds(1);
 /// and after this in any case.
@@ -76,10 +81,17 @@ class Relay::Running final : public Links::Owner {
   void Connected(int key) override { state_.Connected(key, Now()); }
   void Arrived(int key, Frame frame) override {
     busy_ = Now();
+    own_frames_ += key == leader_ ? 1 : 0;
     state_.Arrived(key, std::move(frame), busy_);
   }
   void Lost(int key, const std::string& /*why*/) override { state_.Lost(key, Now()); }
-  void Refused(std::string /*why*/) override {}  // Such a rank connects to rank 0.
+  /// Further ranks are refused, and connect to rank 0.
+  void Refused(std::string /*why*/) override { links_.StopListening(); }
+  [[nodiscard]] bool TakesMore() const override {
+    std::size_t half_read = 0;
+    (void)links_.HalfRead(&half_read);
+    return links_.UnsentTo(RelayState::kUp) + state_.held() + half_read <= kMostRead;
+  }
 
   Links& links() { return links_; }
   /// Passes frames on until rank 0 is lost, or the relay is to end.
@@ -88,19 +100,32 @@ class Relay::Running final : public Links::Owner {
     ends_ = true;
     links_.Wake();
   }
+  /// Waits until frames of the leader have left. Threads: the leader's.
+  bool Flush(std::uint64_t frames, TimePoint until) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_until(lock, until, [&] { return passed_ >= frames; });
+  }
 
  private:
-  void Send() {
-    for (auto& [key, frame] : state_.TakeFrames(Now())) {
+  void Send(TimePoint due) {
+    for (auto& [key, frame] : state_.TakeFrames(due)) {
       links_.Put(key, std::move(frame));
     }
+    const bool has_left = state_.held() == 0 && state_.due() == TimePoint::max() &&
+                          links_.UnsentTo(RelayState::kUp) == 0;
+    if (const std::scoped_lock lock(mutex_); has_left && passed_ != own_frames_) {
+      passed_ = own_frames_;
+      changed_.notify_all();
+    }
   }
+  void Read(TimePoint until);
   /// Returns true when a relay that is to end may do so.
   [[nodiscard]] bool IsQuiet(TimePoint since) const {
     const std::size_t own =
         (links_.Has(RelayState::kUp) ? 1U : 0U) + (links_.Has(leader_) ? 1U : 0U);
     const bool has_left = links_.size() == own;
-    const bool is_quiet = Now() - std::max(since, busy_) > kQuiet && !links_.HasUnsent();
+    const bool is_quiet =
+        Now() - std::max(since, busy_) > kQuiet && !links_.HasUnsent() && !state_.OthersWait();
     return has_left || is_quiet || Now() - since > kLongestEnd;
   }
 
@@ -108,9 +133,28 @@ class Relay::Running final : public Links::Owner {
   const int size_;
   std::atomic<bool> ends_{false};
   TimePoint busy_{};
+  std::uint64_t own_frames_ = 0;  // Of the leader, read.
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::uint64_t passed_ = 0;  // Those of them that have left. Guarded by the mutex.
   RelayState state_;
   Links links_;
 };
+
+/// Reads from all connections; where it holds much, from those that are needed to hold less.
+void Relay::Running::Read(TimePoint until) {
+  if (TakesMore()) {
+    links_.Poll(until);
+    return;
+  }
+  std::size_t bytes = 0;
+  std::vector<int> keys = links_.HalfRead(&bytes);
+  if (links_.UnsentTo(RelayState::kUp) > kMostRead) {
+    keys.clear();
+  }
+  keys.push_back(RelayState::kUp);
+  links_.PollOnly(keys, until);
+}
 
 void Relay::Running::Run() {
   std::optional<TimePoint> ending;
@@ -119,39 +163,44 @@ void Relay::Running::Run() {
       ending = Now();
       links_.StopListening();
     }
-    Send();
+    Send(Now());
     if (ending && IsQuiet(*ending)) {
       break;
     }
-    const TimePoint until = std::min(
-        state_.due(), Now() + (ending ? std::chrono::milliseconds(20) : std::chrono::minutes(10)));
-    if (links_.UnsentTo(RelayState::kUp) > kMostUnsent) {
-      links_.PollOne(RelayState::kUp, until);
-    } else {
-      links_.Poll(until);
-    }
+    const auto longest = ending ? std::chrono::milliseconds(20) : std::chrono::minutes(10);
+    Read(std::min(state_.due(), Now() + longest));
   }
   links_.StopListening();  // The others read the address of the next one.
+  links_.Poll(Now());      // The leader's last frames.
   const TimePoint until = Now() + kQuiet;
-  Send();
+  Send(TimePoint::max());
   while (links_.HasUnsent() && Now() < until) {
     links_.Poll(until);
   }
   links_.CloseAll(kLostReason);
+  const std::scoped_lock lock(mutex_);
+  passed_ = std::numeric_limits<std::uint64_t>::max();  // Nothing more leaves.
+  changed_.notify_all();
 }
 
 namespace {
 
-/// The relays of this process that run. Never destroyed: the exit of the process waits for them.
+/// The relays of this process that run. Never destroyed: the exit of the process waits for them. A
+/// forked child, which has not their threads, begins with none.
 class AtExit {
  public:
   static AtExit& Instance() {
-    static auto* const made = [] {
-      auto* const all = new AtExit;
-      (void)std::atexit([] { Instance().EndAll(); });
-      return all;
-    }();
-    return *made;
+    static std::atomic<AtExit*> known{nullptr};
+    AtExit* one = known;
+    while (one == nullptr || one->process_ != ::getpid()) {
+      auto made = std::make_unique<AtExit>();
+      if (known.compare_exchange_weak(one, made.get())) {
+        one = made.release();
+        static const int registered = std::atexit([] { Instance().EndAll(); });
+        (void)registered;
+      }
+    }
+    return *one;
   }
 
   void Add(std::shared_ptr<Relay::Running> one) {
@@ -166,9 +215,6 @@ class AtExit {
 
  private:
   void EndAll() {
-    if (::getpid() != process_) {
-      return;  // A forked child has not the relays' threads.
-    }
     std::unique_lock lock(mutex_);
     for (const std::shared_ptr<Relay::Running>& one : running_) {
       one->End();
@@ -187,18 +233,23 @@ class AtExit {
 Relay::Relay(int leader, int size, Socket listener, const Address& address)
     : leader_(leader),
       size_(size),
+      process_(::getpid()),
       listener_(std::move(listener)),
       token_(address.token),
       published_(EncodeFields(address)) {}
 
 Relay::~Relay() {
-  if (running_) {
+  if (running_ && process_ == ::getpid()) {
     running_->End();
   }
 }
 
+bool Relay::Flush(std::uint64_t frames, TimePoint until) {
+  return running_ == nullptr || running_->Flush(frames, until);
+}
+
 Result<std::unique_ptr<Relay>> Relay::Make(int leader, int size) {
-  VARVE_ASSIGN_OR_RETURN(auto listening, Listen());
+  VARVE_ASSIGN_OR_RETURN(auto listening, Listen(kConnections));
   return std::unique_ptr<Relay>(
       new Relay(leader, size, std::move(listening.first), listening.second));
 }
@@ -229,7 +280,7 @@ Result<Socket> Relay::Start(Connection up, int above) {
         }
         all.Remove(running);
       }).detach();
-    } catch (const std::system_error& error) {
+    } catch (const std::exception& error) {
       all.Remove(running);
       return Unavailable(std::string("start the thread of a relay: ") + error.what());
     }

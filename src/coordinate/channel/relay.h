@@ -1,9 +1,13 @@
 /// A relay: passes on the frames of other ranks, on a thread of its own.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
+#include <sys/types.h>
+
+#include "base/time_source.h"
 #include "coordinate/channel/connection.h"
 #include "varve/status.h"
 
@@ -29,12 +33,16 @@ class Relay {
   /// Begins to pass on, by a connection to rank 0 or to the relay of `above`. Returns the leader's
   /// own connection to the relay. To be called once.
   Result<Socket> Start(Connection up, int above);
+  /// Waits until the first `frames` frames of the leader have left for rank 0; returns false where
+  /// they have not by then.
+  bool Flush(std::uint64_t frames, TimePoint until);
 
  private:
   Relay(int leader, int size, Socket listener, const Address& address);
 
   const int leader_;
   const int size_;
+  const pid_t process_;
   Socket listener_;
   const std::string token_;
   const std::string published_;

@@ -14,7 +14,11 @@ constexpr std::size_t kMostHeld = std::size_t{64} << 10;
 
 void RelayState::Connected(int key, TimePoint now) {
   keys_.insert(key);
-  if (key != kUp && key < size_) {
+  if (key == kUp) {
+    return;
+  }
+  down_.emplace_back(key, Frame{FrameKind::kHello, 0, {}});  // It has reached rank 0.
+  if (key < size_) {
     ways_[key] = key;
     GoesUp({{static_cast<std::uint64_t>(key), 1}}, {FrameKind::kHello, 0, {}}, now);
   }
@@ -51,6 +55,11 @@ void RelayState::Arrived(int key, Frame frame, TimePoint now) {
 }
 
 void RelayState::GoesUp(const std::vector<RankRun>& ranks, Frame frame, TimePoint now) {
+  const bool asks = frame.kind == FrameKind::kMessage;
+  if (asks || frame.kind == FrameKind::kLost || frame.kind == FrameKind::kEnd) {
+    ForEachRank(ranks, size_,
+                [&](int rank) { asks ? (void)waiting_.insert(rank) : (void)waiting_.erase(rank); });
+  }
   up_.Add(ranks, std::move(frame));
   const bool is_enough = up_.bytes() > kMostHeld || up_.last_ranks() >= ways_.size();
   due_ = is_enough ? now : std::min(due_, now + kHold);
@@ -58,7 +67,12 @@ void RelayState::GoesUp(const std::vector<RankRun>& ranks, Frame frame, TimePoin
 
 void RelayState::GoesDown(RoutedFrame routed) {
   std::map<int, std::vector<RankRun>> behind;  // By connection.
+  const FrameKind kind = routed.frame.kind;
+  const bool answers = kind == FrameKind::kMessage || kind == FrameKind::kEnd;
   ForEachRank(routed.ranks, size_, [&](int rank) {
+    if (answers) {
+      waiting_.erase(rank);
+    }
     if (const auto way = ways_.find(rank); way != ways_.end()) {
       AddRank(rank, &behind[way->second]);
     }

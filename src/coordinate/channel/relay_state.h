@@ -29,8 +29,13 @@ class RelayState {
 
   /// Returns the frames to send now, in order, with the keys of their connections.
   std::vector<std::pair<int, Frame>> TakeFrames(TimePoint now);
-  /// When the frames that are kept back leave.
+  /// When the frames that are kept back leave, and their bytes.
   [[nodiscard]] TimePoint due() const { return due_; }
+  [[nodiscard]] std::size_t held() const { return up_.bytes(); }
+  /// Ranks behind it, but the leader, that have sent a message and wait for rank 0.
+  [[nodiscard]] bool OthersWait() const {
+    return waiting_.size() > (waiting_.contains(leader_) ? 1U : 0U);
+  }
   /// Rank 0 cannot be reached any more.
   [[nodiscard]] bool has_ended() const { return ended_; }
 
@@ -44,6 +49,7 @@ class RelayState {
   const int size_;
   std::map<int, int> ways_;  // Keys of connections, by the ranks that are behind them.
   std::set<int> keys_;       // Of all connections.
+  std::set<int> waiting_;    // Ranks that wait for an answer of rank 0.
   FrameMerger up_;
   TimePoint due_ = TimePoint::max();
   std::vector<std::pair<int, Frame>> down_;

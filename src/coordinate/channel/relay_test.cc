@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <functional>
 #include <map>
 #include <memory>
@@ -13,6 +14,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/seconds.h"
 #include "base/time_source.h"
@@ -20,6 +23,7 @@
 #include "support/memory_rendezvous.h"
 #include "support/ranks.h"
 #include "support/status_matchers.h"
+#include "support/temp_dir.h"
 
 namespace varve::relay_test {
 namespace {
@@ -27,6 +31,7 @@ namespace {
 using test::FailsWith;
 using test::IsOk;
 using test::LongDeadline;
+using test::TempDir;
 
 constexpr double kLimit = 60;
 
@@ -189,6 +194,90 @@ TEST(Relay, WhereALeaderHasNoRelayItsRanksConnectToRank0) {
         ASSERT_TRUE(IsOk(Join(channel, "", LongDeadline()))) << rank;
       },
       {}, 1);
+}
+
+TEST(Relay, ALeaderThatGivesUpBeforeRank0ComesHoldsNoRankUp) {
+  Tree ranks(6);
+  const Status early = ranks.At(3).Enter("call", 1, After(Now(), 1), ranks.rendezvous, "key");
+  EXPECT_TRUE(FailsWith(early, StatusCode::kUnavailable, {"rank 0: did not come"}));
+  ranks.Call(
+      "call",
+      [](int rank, Channel& channel) {
+        const auto reply = Join(channel, "", After(Now(), 3));
+        EXPECT_TRUE(FailsWith(reply, StatusCode::kUnavailable, {"rank 3: "})) << rank;
+        EXPECT_EQ(reply.status().message().find("rank 4"), std::string::npos) << rank;
+      },
+      {3}, 3);
+  ranks.Call("next", [](int rank, Channel& channel) {
+    ASSERT_TRUE(IsOk(Join(channel, "", LongDeadline()))) << rank;
+  });
+}
+
+TEST(Relay, WhatALeaderHasFlushedReachesRank0ThoughItsProcessEnds) {
+  // Rank 0 is this process; the others are processes that end right after their message.
+  const TempDir dir;
+  const auto rendezvous = MakeDirectoryRendezvous(dir.path());
+  std::vector<::pid_t> children;
+  for (int rank = 2; rank > 0; --rank) {
+    children.push_back(::fork());
+    if (children.back() == 0) {
+      Channel channel(ChannelOptions{.rank = rank, .size = 3, .fan_out = 2});
+      bool sent = channel.Enter("call", kLimit, After(Now(), kLimit), *rendezvous, "key").ok();
+      sent = sent && channel.Send(0, "last", LongDeadline()).ok();
+      channel.Leave("", -1);
+      ::_exit(sent && channel.Flush(LongDeadline()) ? 0 : 1);
+    }
+  }
+  Channel channel(ChannelOptions{.rank = 0, .size = 3, .fan_out = 2});
+  ASSERT_TRUE(IsOk(channel.Enter("call", kLimit, After(Now(), kLimit), *rendezvous, "key")));
+  for (const int rank : {1, 2}) {
+    const auto last = channel.Receive(rank, LongDeadline());
+    ASSERT_TRUE(IsOk(last)) << rank;
+    EXPECT_EQ(*last, "last");
+  }
+  for (const ::pid_t child : children) {
+    int status = -1;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+}
+
+TEST(Relay, AForkedChildThatEndsALeadersChannelTouchesNoOtherDescriptor) {
+  Tree ranks(4);
+  ranks.Call("call", [](int rank, Channel& channel) {
+    ASSERT_TRUE(IsOk(Join(channel, "", LongDeadline()))) << rank;
+  });
+  const ::pid_t child = ::fork();
+  if (child == 0) {  // Every descriptor that the parent's sockets had is now one of a file.
+    std::vector<std::FILE*> files;
+    for (int i = 0; i < 200; ++i) {
+      files.push_back(std::tmpfile());
+    }
+    ranks.At(3).Interrupt();
+    ranks.channels[3].reset();
+    off_t written = 0;
+    for (std::FILE* const file : files) {
+      written += file == nullptr ? 0 : ::lseek(::fileno(file), 0, SEEK_END);
+    }
+    ::_exit(written == 0 ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+TEST(Relay, RanksBehindADeadLeaderNameItAsTheCause) {
+  Tree ranks(6);
+  ranks.Call("call", [&](int rank, Channel& channel) {
+    ASSERT_TRUE(IsOk(Join(channel, "", LongDeadline()))) << rank;
+    if (rank == 3) {
+      channel.Close();
+      return;
+    }
+    const auto reply = Join(channel, "", LongDeadline());
+    EXPECT_FALSE(reply.ok()) << rank;
+    EXPECT_EQ(reply.status().details().rank, 3) << rank << reply.status().message();
+  });
 }
 
 TEST(Relay, ARankThatHangsUpIsNamedOnAllOthersAtOnce) {

@@ -16,8 +16,10 @@ namespace {
 /// ranks ask, the more seldom each does.
 constexpr double kFirstLook = 0.002;
 constexpr double kLook = 0.2;
-/// Time in which a rank looks for the relay of its leader, before it connects to rank 0.
+/// Seconds for which a rank goes on looking for the relay of its leader once rank 0 can be reached,
+/// and once the relay has refused it.
 constexpr double kRelayGrace = 10;
+constexpr double kRefusedGrace = 1;
 
 std::string NameOf(int end) { return "rank " + std::to_string(end); }
 
@@ -27,36 +29,126 @@ std::string KeyOfEnd(const std::string& key, int leader) {
   return leader == 0 ? key : key + "/" + std::to_string(leader);
 }
 
+namespace {
+
+/// A search under way.
+class Finder {
+ public:
+  Finder(int end, const Search& search, const CallReport& hello)
+      : end_(end), search_(search), hello_(hello) {}
+
+  /// Looks once; returns the connection, or nothing where none is there yet.
+  Result<std::optional<FoundEnd>> Look();
+  /// Waits for the answer of a relay, or until the next look.
+  void Wait(Deadline until) const {
+    const int fd = asked_ ? asked_->fd() : search_.wake;
+    (void)AwaitSocket(fd, POLLIN, until, asked_ ? search_.wake : -1);
+  }
+  /// Why the last look found nothing.
+  [[nodiscard]] Status Problem() const {
+    return Unavailable(problem_.empty() ? NameOf(end_) + ": did not come before the deadline of " +
+                                              InSeconds(search_.limit)
+                                        : problem_)
+        .With({.rank = end_});
+  }
+
+ private:
+  Status Connect();
+  void LookForRelay(double seconds);
+  void TurnTo0();
+  [[nodiscard]] Result<std::optional<std::string>> Published(int end) const {
+    return search_.rendezvous->Get(KeyOfEnd(search_.key, end));
+  }
+
+  int end_;
+  const Search& search_;
+  const CallReport& hello_;
+  std::optional<Connection> asked_;  // Without the answer of a relay.
+  Deadline rank_0_from_ = Deadline::max();
+  bool saw_0_ = false;
+  std::string problem_;
+};
+
+Status Finder::Connect() {
+  problem_.clear();
+  VARVE_ASSIGN_OR_RETURN(const std::optional<std::string> published, Published(end_));
+  if (!published) {
+    return Status::Ok();
+  }
+  Result<Connection> connected = ConnectTo(end_, *published, hello_, search_.until, search_.wake);
+  if (connected.ok()) {
+    asked_ = std::move(*connected);
+    return asked_->Write();
+  }
+  if (connected.status().code() != StatusCode::kUnavailable) {
+    return connected.status();
+  }
+  problem_ = connected.status().message();
+  LookForRelay(kRefusedGrace);
+  return Status::Ok();
+}
+
+/// Goes on looking for a relay for so long, or half of the time that is left.
+void Finder::LookForRelay(double seconds) {
+  const std::chrono::duration<double> left = search_.until - Now();
+  rank_0_from_ = std::min(rank_0_from_, After(Now(), std::min(seconds, left.count() / 2)));
+}
+
+/// Gives up a relay that does not come.
+void Finder::TurnTo0() {
+  if (end_ != 0 && Now() >= rank_0_from_) {
+    end_ = 0;
+    asked_.reset();
+  }
+}
+
+Result<std::optional<FoundEnd>> Finder::Look() {
+  TurnTo0();
+  if (!asked_) {
+    VARVE_RETURN_IF_ERROR(Connect());
+  }
+  if (asked_) {
+    const Result<std::optional<Frame>> answer =
+        end_ == 0 ? Result<std::optional<Frame>>(Frame()) : asked_->Read();
+    if (answer.ok() && *answer) {  // Rank 0 gives none.
+      return std::optional<FoundEnd>({end_, std::move(*asked_)});
+    }
+    if (!answer.ok()) {
+      asked_.reset();
+      LookForRelay(kRefusedGrace);
+    }
+  }
+  if (end_ != 0 && !saw_0_) {
+    VARVE_ASSIGN_OR_RETURN(const std::optional<std::string> of_0, Published(0));
+    saw_0_ = of_0.has_value();
+    if (saw_0_) {
+      LookForRelay(kRelayGrace);
+    }
+  }
+  return std::optional<FoundEnd>();
+}
+
+}  // namespace
+
 /// Asks the rendezvous again and again, rather than waiting in it: a wait in torch's store blocks
 /// the job's own connection to it for other threads, and blocks Ctrl-C; a connection of one's own
 /// takes TCPStore up to 5 s to accept (torch 2.13).
 Result<FoundEnd> FindEnd(int end, const Search& search, const CallReport& hello) {
+  Finder finder(end, search, hello);
   double pause = kFirstLook;
   const double longest = kLook * std::max(search.size / 1024.0, 1.0);
-  const Deadline rank_0_from = After(Now(), std::min(kRelayGrace, search.limit / 2));
   while (true) {
-    end = Now() < rank_0_from ? end : 0;
-    Status problem = Unavailable(NameOf(end) + ": did not come before the deadline of " +
-                                 InSeconds(search.limit));
-    VARVE_ASSIGN_OR_RETURN(const std::optional<std::string> published,
-                           search.rendezvous->Get(KeyOfEnd(search.key, end)));
-    if (published) {
-      Result<Connection> connected = ConnectTo(end, *published, hello, search.until, search.wake);
-      if (connected.ok()) {
-        return FoundEnd{end, *std::move(connected)};
-      }
-      problem = connected.status();
-      if (problem.code() != StatusCode::kUnavailable) {
-        return problem;
-      }
+    VARVE_ASSIGN_OR_RETURN(std::optional<FoundEnd> found, finder.Look());
+    if (found) {
+      return std::move(*found);
     }
     if (const std::string why = search.why_interrupted(); !why.empty()) {
       return Unavailable(why).With({.rank = static_cast<int>(hello.rank)});
     }
     if (Now() >= search.until) {
-      return Unavailable(problem.message()).With({.rank = end});
+      return finder.Problem();
     }
-    (void)AwaitSocket(search.wake, POLLIN, std::min(search.until, After(Now(), pause)), -1);
+    finder.Wait(std::min(search.until, After(Now(), pause)));
     pause = std::min(pause * 1.5, longest);
   }
 }

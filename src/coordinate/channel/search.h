@@ -31,8 +31,9 @@ struct FoundEnd {
 /// Returns the key under which the relay of a leader publishes its address.
 std::string KeyOfEnd(const std::string& key, int leader);
 
-/// Connects to an end, as soon as its address is known: to rank 0 where a relay's is not after some
-/// seconds. `hello` says who connects; its token is filled in.
+/// Connects to an end, as soon as its address is known. A relay says when it has reached rank 0;
+/// where it has not some seconds after rank 0 came, or cannot be reached, the connection is to rank 0.
+/// `hello` says who connects; its token is filled in.
 Result<FoundEnd> FindEnd(int end, const Search& search, const CallReport& hello);
 
 /// Connects to an end at the address that it has published. Errors: FailedPrecondition where it
