@@ -26,19 +26,24 @@ manager = varve.torch.CheckpointManager(
 manager.save(1, {"w": torch.ones(24 << 20, dtype=torch.uint8)})
 """
 
-_ENDS = {
-    "close": "print('ready', flush=True); manager.close()",
-    "with": "\nwith manager: print('ready', flush=True); time.sleep(600)",
-    "exit": "print('ready', flush=True)",
-    "close, ready when it has begun": """
+_WATCH = """
 import threading
 def watch():
     while not manager._signals.closing:
         time.sleep(0.01)
     print("ready", flush=True)
-threading.Thread(target=watch).start()
-manager.close()
+threading.Thread(target=watch, daemon=True).start()
+"""
+
+_ENDS = {
+    "with": """
+with manager:
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.01)
 """,
+    "exit, ready when it closes": _WATCH,
+    "close, ready when it has begun": _WATCH + "manager.close()",
 }
 
 _WAITS = "Ctrl-C: this job ends when step 1 is durable; Ctrl-C once more gives that up"
@@ -82,7 +87,7 @@ def traces(errors: str) -> tuple[int, int]:
     return errors.count("Traceback"), errors.count("During handling") + errors.count("ignored in")
 
 
-@pytest.mark.parametrize("end", ["close", "with"])
+@pytest.mark.parametrize("end", ["close, ready when it has begun", "with"])
 def test_ctrl_c_while_a_manager_closes_loses_neither_the_save_nor_what_follows_it(
     tmp_path: Path, end: str
 ) -> None:
@@ -95,7 +100,7 @@ def test_ctrl_c_while_a_manager_closes_loses_neither_the_save_nor_what_follows_i
     assert status == -signal.SIGINT
 
 
-@pytest.mark.parametrize("end", ["close", "with"])
+@pytest.mark.parametrize("end", ["close, ready when it has begun", "with"])
 def test_ctrl_c_once_more_gives_the_save_up_and_says_so(tmp_path: Path, end: str) -> None:
     answers = [("ready", signal.SIGINT), (_WAITS, signal.SIGINT)]
     lines, errors, status = closed(tmp_path, end, answers)
@@ -110,15 +115,15 @@ def test_ctrl_c_once_more_gives_the_save_up_and_says_so(tmp_path: Path, end: str
 def test_ctrl_c_at_the_end_of_a_program_that_has_not_closed_its_manager_is_no_noise(
     tmp_path: Path,
 ) -> None:
-    lines, errors, _ = closed(tmp_path, "exit", [("ready", signal.SIGINT)])
+    lines, errors, _ = closed(tmp_path, "exit, ready when it closes", [("ready", signal.SIGINT)])
     assert lines[-1] == "saved 1", lines
     assert [one.step for one in varve.steps(tmp_path / "run")] == [1]
     assert traces(errors)[1] == 0, errors
 
 
 def test_sigterm_while_a_manager_closes_is_said_to_end_no_training(tmp_path: Path) -> None:
-    end = "close, ready when it has begun"
-    lines, _, status = closed(tmp_path, end, [("ready", signal.SIGTERM)])
+    answers = [("ready", signal.SIGTERM)]
+    lines, _, status = closed(tmp_path, "close, ready when it has begun", answers)
     assert any("SIGTERM: the run ends when its saves are durable" in line for line in lines), lines
     assert [line["outcome"] for line in history(tmp_path, "save")] == ["done"]
     assert status == 0

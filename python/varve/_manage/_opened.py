@@ -93,8 +93,8 @@ def make_way(run: str) -> None:
 
 def close_all() -> None:
     """Closes the managers that the program has not closed, as after an error outside of a `with`."""
-    error = getattr(sys, "last_value", None)
     with contextlib.suppress(KeyboardInterrupt):  # The interpreter ends already.
+        error = getattr(sys, "last_value", None)
         for known, _ in list(_open.values()):
             _close_known(known, error)
         _close_abandoned(error)
