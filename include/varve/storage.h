@@ -162,9 +162,9 @@ class FileLocks {
  public:
   virtual ~FileLocks() = default;
 
-  /// Locks the file `name`, which stays when the lock ends: for several holders that share it, or
-  /// for one that excludes all. Does not wait. Errors: kNotFound, also when the name has come to
-  /// stand for another file; kFailedPrecondition when live holders exclude this one;
+  /// Locks the file or directory `name`, which stays when the lock ends: for several holders that
+  /// share it, or for one that excludes all. Does not wait. Errors: kNotFound, also when the name
+  /// has come to stand for another file; kFailedPrecondition when live holders exclude this one;
   /// kUnimplemented where the file system has no such locks.
   virtual Result<std::unique_ptr<StorageLock>> LockFile(const std::string& name, LockMode mode) = 0;
 };

@@ -177,8 +177,72 @@ std::optional<std::string> ReadPin(Storage& storage, const std::string& path) {
   return std::move(*text);
 }
 
+namespace {
+
+/// Calls `take` again for an instant while another process holds the lock.
+template <typename Take>
+auto TryForAnInstant(const Take& take) {
+  constexpr int kTries = 10;
+  constexpr auto kPause = std::chrono::milliseconds(10);
+  for (int i = 1;; ++i) {
+    auto lock = take();
+    if (lock.ok() || lock.status().code() != StatusCode::kFailedPrecondition || i == kTries) {
+      return lock;
+    }
+    SleepFor(kPause);
+  }
+}
+
+/// Locks the name. Errors: FailedPrecondition also where a removal has locked the directory above.
+Result<std::unique_ptr<StorageLock>> TryName(Storage& storage, const std::string& path) {
+  VARVE_ASSIGN_OR_RETURN(auto lock, storage.Lock(LockPath(path)));
+  FileLocks* const locks = storage.extras().file_locks;
+  if (locks != nullptr) {
+    // After the lock file is there: a removal looks for that file after it has locked the directory.
+    Status unlocked = locks->LockFile(ParentPath(path), LockMode::kShared).status();
+    if (unlocked.code() == StatusCode::kFailedPrecondition) {
+      return unlocked;
+    }
+  }
+  return lock;
+}
+
+Status CheckHasNoLockFile(Storage& storage, const std::string& path) {
+  return storage.OpenForRead(LockPath(path)).status().code() == StatusCode::kNotFound
+             ? Status::Ok()
+             : FailedPrecondition(LockPath(path) + " is there: a save of it is under way");
+}
+
+Result<RemovalLock> TryNameOrDirectory(Storage& storage, const std::string& path) {
+  auto lock = TryName(storage, path);
+  FileLocks* const locks = storage.extras().file_locks;
+  if (lock.ok()) {
+    return RemovalLock{.lock = std::move(*lock)};
+  }
+  if (lock.status().code() != StatusCode::kOutOfSpace || locks == nullptr) {
+    return lock.status();
+  }
+  auto directory = locks->LockFile(ParentPath(path), LockMode::kExclusive);
+  if (!directory.ok()) {
+    return directory.status().code() == StatusCode::kFailedPrecondition ? directory.status()
+                                                                        : lock.status();
+  }
+  VARVE_RETURN_IF_ERROR(CheckHasNoLockFile(storage, path));
+  return RemovalLock{.lock = std::move(*directory), .of_directory = true};
+}
+
+}  // namespace
+
 Result<std::unique_ptr<StorageLock>> LockName(Storage& storage, const std::string& path) {
-  return TakeLock(storage, LockPath(path));
+  return TryForAnInstant([&] { return TryName(storage, path); });
+}
+
+Result<RemovalLock> LockNameToRemove(Storage& storage, const std::string& path) {
+  return TryForAnInstant([&] { return TryNameOrDirectory(storage, path); });
+}
+
+Status CheckStillLocked(Storage& storage, const std::string& path, const RemovalLock& lock) {
+  return lock.of_directory ? CheckHasNoLockFile(storage, path) : Status::Ok();
 }
 
 Result<std::unique_ptr<StorageLock>> LockUnlessSaved(Storage& storage, const std::string& path) {
@@ -191,15 +255,7 @@ Result<std::unique_ptr<StorageLock>> LockUnlessSaved(Storage& storage, const std
 }
 
 Result<std::unique_ptr<StorageLock>> TakeLock(Storage& storage, const std::string& lock_path) {
-  constexpr int kTries = 10;
-  constexpr auto kPause = std::chrono::milliseconds(10);
-  for (int i = 1;; ++i) {
-    auto lock = storage.Lock(lock_path);
-    if (lock.ok() || lock.status().code() != StatusCode::kFailedPrecondition || i == kTries) {
-      return lock;
-    }
-    SleepFor(kPause);
-  }
+  return TryForAnInstant([&] { return storage.Lock(lock_path); });
 }
 
 Result<std::string> FollowLinks(Storage& storage, const std::string& path) {

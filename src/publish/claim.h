@@ -41,13 +41,28 @@ inline constexpr std::uint64_t kMaxPinBytes = 1000;
 /// not. A pin that cannot be read counts.
 std::optional<std::string> ReadPin(Storage& storage, const std::string& path);
 
-/// Locks the name of a checkpoint. Errors: FailedPrecondition when a save of it is under way;
+/// Locks the name of a checkpoint. Errors: FailedPrecondition when a save of it is under way, or a
+/// removal has locked the directory above for longer than an instant (LockNameToRemove);
 /// Unimplemented where the file system has no locks.
 Result<std::unique_ptr<StorageLock>> LockName(Storage& storage, const std::string& path);
 
 /// Locks the name as LockName; null where the file system has no locks. Errors: FailedPrecondition
 /// "a save of it is under way".
 Result<std::unique_ptr<StorageLock>> LockUnlessSaved(Storage& storage, const std::string& path);
+
+struct RemovalLock {
+  std::unique_ptr<StorageLock> lock;
+  bool of_directory = false;  ///< It is a lock of the whole directory above.
+};
+
+/// Locks the name of a checkpoint to remove it. Where the file system has no room for the lock
+/// file, locks the directory above instead: a removal is how its user makes room. LockName then
+/// fails for every name in that directory. Errors: as LockName.
+Result<RemovalLock> LockNameToRemove(Storage& storage, const std::string& path);
+
+/// Returns FailedPrecondition where another process has made the lock file since LockNameToRemove
+/// locked the directory above: on a network file system that lock holds on this host alone.
+Status CheckStillLocked(Storage& storage, const std::string& path, const RemovalLock& lock);
 
 /// Locks `lock_path`, which is tried again for an instant: `ls` and `gc` take locks to see whether
 /// a save lives. Errors: as LockName.

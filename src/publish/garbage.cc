@@ -69,7 +69,7 @@ class Collector {
         continue;
       }
       const std::string target = JoinPath(directory, stale->target);
-      const auto lock = storage_.Lock(LockPath(target));
+      const auto lock = LockNameToRemove(storage_, target);
       std::unique_ptr<StorageLock> old_lock;  // Of a save by an older version.
       bool free = lock.ok();
       if (OldLockPath(target) != LockPath(target) &&

@@ -1,11 +1,16 @@
 // The removal of a checkpoint, on request or on a rule of its run.
 //  1. Lock its name, and check that no rank saves into it without coordination: a live save loses
-//     nothing.
+//     nothing. A file system that has no room for the lock file, for it is out of inodes, could
+//     else never be given room. There the directory above is locked (flock of the directory), and
+//     that no lock file of the name is there shows that no save has the name. A save that makes
+//     its lock file later finds the directory locked, and waits or fails.
 //  2. A displaced checkpoint gets its name back, so that it is removed and not found again later.
 //     A pinned checkpoint stays. A removal by a rule of the run also spares one that is being read:
 //     it takes the lock that all readers share for itself, and gives it back when the name is gone.
 //     A reader that comes in between finds the lock taken, looks again and finds nothing.
-//  3. Rename the directory to .NAME.varve-removed-<id> and sync PARENT. From then on no checkpoint
+//  3. Look for the lock file once more where the directory above is locked, for on a network file
+//     system other hosts do not see that lock: a save that publishes has had its lock file for the
+//     whole time that it wrote. Rename the directory to .NAME.varve-removed-<id> and sync PARENT. From then on no checkpoint
 //     has this name, whatever happens: no load reads half of one, `repair` does not make a
 //     checkpoint of the rest, and `gc` or the next save of the name finishes the removal.
 //  4. Remove the directory with all that is in it.
@@ -108,7 +113,7 @@ Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& te
 
 Result<RemovalReport> FileSystemPublisher::Remove(const std::string& path,
                                                   const RemovalTerms& terms, Readers readers) {
-  const auto lock = LockName(storage_, path);  // Step 1.
+  auto lock = LockNameToRemove(storage_, path);  // Step 1.
   if (lock.status().code() == StatusCode::kFailedPrecondition) {
     return FailedPrecondition("remove " + path + ": a save of it is under way");
   }
@@ -136,10 +141,14 @@ Result<RemovalReport> FileSystemPublisher::Remove(const std::string& path,
   VARVE_RETURN_IF_ERROR(CheckStop(terms.stop).Annotate("remove " + path + ": nothing was removed"));
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   const std::string removed = RemovedPath(path, id);
+  VARVE_RETURN_IF_ERROR(lock.ok() ? CheckStillLocked(storage_, path, *lock) : Status::Ok());
   VARVE_RETURN_IF_ERROR(storage_.Rename(path, removed, RenameMode::kNoReplace));  // Step 3.
   VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(ParentPath(path)));
   (void)storage_.Remove(UploadNotePath(path));  // There is nothing left to upload.
   no_readers.reset();
+  if (lock.ok() && lock->of_directory) {
+    lock->lock.reset();  // Saves of other names need not wait for step 4.
+  }
   const Status status = RemoveTree(storage_, removed, terms.stop, terms.busy_share);  // Step 4.
   return status.ok() ? Result<RemovalReport>(std::move(report))
                      : status.Annotate("remove " + path + ": it is no checkpoint any more, but " +

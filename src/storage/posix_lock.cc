@@ -73,7 +73,8 @@ class FileLocksOfPosix final : public FileLocks {
   Result<std::unique_ptr<StorageLock>> LockFile(const std::string& name, LockMode mode) override {
     const bool alone = mode == LockMode::kExclusive;
     FileDescriptor fd = OpenDescriptor(name, alone ? O_RDWR : O_RDONLY);
-    if (!fd.valid() && alone && (errno == EACCES || errno == EROFS || errno == EPERM)) {
+    if (!fd.valid() && alone &&
+        (errno == EACCES || errno == EROFS || errno == EPERM || errno == EISDIR)) {
       fd = OpenDescriptor(name, O_RDONLY);
     }
     if (!fd.valid()) {
