@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "base/file_limit.h"
 #include "base/threads.h"
 #include "pipeline/buffer_pool.h"
 #include "pipeline/huge_pages.h"
@@ -49,6 +50,10 @@ Result<std::int64_t> SealedSize(const FileDescriptor& fd) {
 }  // namespace
 
 Result<FileDescriptor> MakeBlob(std::string_view bytes) {
+  if (ExceedsFileLimit(bytes.size())) {
+    errno = EFBIG;
+    return NoMemory("write " + std::to_string(bytes.size()) + " bytes to shared memory");
+  }
   VARVE_ASSIGN_OR_RETURN(FileDescriptor blob, MakeMemory("varve-message"));
   while (!bytes.empty()) {
     const ssize_t written = ::write(blob.get(), bytes.data(), bytes.size());

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "base/file_limit.h"
 #include "base/guarded.h"
 #include "base/threads.h"
 #include "base/time_source.h"
@@ -36,8 +37,10 @@ constexpr std::uint64_t kMostForSamples = std::uint64_t{16} << 20;
 /// Returns the error that there is no staging memory; it names the option that asks for less.
 Status Refused(const char* what, std::uint64_t bytes, int error) {
   return Status(StatusCode::kOutOfSpace,
-                std::string(what) + " of " + std::to_string(bytes) + " bytes: " +
-                    std::strerror(error) + "; choose a smaller memory_budget (budget_bytes in C++)")
+                std::string(what) + " of " + std::to_string(bytes) +
+                    " bytes: " + std::strerror(error) +
+                    "; choose a smaller memory_budget (budget_bytes in C++)" +
+                    (error == EFBIG ? " or raise the limit of this process (ulimit -f)" : ""))
       .With({.system_error = error});
 }
 
@@ -61,6 +64,9 @@ namespace {
 /// Makes shared memory. It is sealed, so that a process that maps it never touches memory that does
 /// not exist (SIGBUS).
 Result<int> MakeSharedMemory(std::uint64_t bytes) {
+  if (ExceedsFileLimit(bytes)) {
+    return Refused("make shared staging memory", bytes, EFBIG);
+  }
   const int fd = ::memfd_create("varve-staging", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0 ||
       ::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {

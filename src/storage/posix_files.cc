@@ -16,6 +16,7 @@
 #include <sys/uio.h>
 
 #include "base/checked.h"
+#include "base/file_limit.h"
 
 namespace varve {
 
@@ -36,7 +37,13 @@ Status WithCodeOf(std::string_view action, const std::string& name, int error) {
     case ENOSPC:
       return {StatusCode::kOutOfSpace,
               message + "; the file system is full: remove files, old steps with `varve prune`"};
-    case EFBIG: return {StatusCode::kOutOfSpace, std::move(message)};
+    case EFBIG:
+      return {StatusCode::kOutOfSpace,
+              message +
+                  "; the file is larger than this process may write, raise the limit (ulimit -f), "
+                  "or than the file system allows"};
+    case EMFILE:
+      return Unavailable(message + "; raise this process's limit of open files (ulimit -n)");
     case EACCES:
     case EPERM:
     case EROFS:
@@ -80,6 +87,9 @@ class PosixWritableFile final : public WritableFile {
       : name_(std::move(name)), fd_(std::move(fd)), direct_(direct) {}
 
   Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) override {
+    if (ExceedsFileLimit(offset + data.size())) {
+      return ErrnoStatus("write at byte " + std::to_string(offset) + " of", name_, EFBIG);
+    }
     while (!data.empty()) {
       const std::size_t size =
           std::min<std::uint64_t>(data.size(), kExtentBytes - offset % kExtentBytes);
@@ -105,8 +115,11 @@ class PosixWritableFile final : public WritableFile {
     if (::fstat(fd_.get(), &info) != 0) {
       return ErrnoStatus("stat", name_, errno);
     }
-    if (static_cast<std::uint64_t>(info.st_size) != size &&
-        ::ftruncate(fd_.get(), static_cast<off_t>(size)) != 0) {
+    const auto present = static_cast<std::uint64_t>(info.st_size);
+    if (present < size && ExceedsFileLimit(size)) {
+      return ErrnoStatus("set the size of", name_, EFBIG);
+    }
+    if (present != size && ::ftruncate(fd_.get(), static_cast<off_t>(size)) != 0) {
       return ErrnoStatus("set the size of", name_, errno);
     }
     if (::fdatasync(fd_.get()) != 0) {
@@ -225,6 +238,9 @@ Status Preallocate(int fd, const std::string& name, std::uint64_t size, bool sha
   struct stat info{};
   const bool in_steps = ::fstatfs(fd, &system) == 0 && system.f_type == EXT4_SUPER_MAGIC;
   const std::uint64_t length = RoundUp(size, kDirectAlignment);
+  if (ExceedsFileLimit(length)) {
+    return ErrnoStatus("preallocate " + std::to_string(size) + " bytes for", name, EFBIG);
+  }
   for (std::uint64_t at = 0; at < length;) {
     const std::uint64_t step = in_steps ? std::min(length - at, kExtentBytes) : length;
     if (shared && ::fstat(fd, &info) == 0 &&

@@ -129,6 +129,7 @@ int main(int argc, char** argv) {
   RaiseFileLimit();
   std::signal(SIGHUP, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // A log above `ulimit -f` is an error of write.
   const std::string log = options.directory + "/agent.log";
   options.listening = [&] {
     if (detach && !Detach(log)) {

@@ -109,6 +109,7 @@ class Warnings {
 int Main(int argc, char** argv) {
   // A closed pipe must not kill a repair half way; Print sees it as an error of write.
   (void)std::signal(SIGPIPE, SIG_IGN);
+  (void)std::signal(SIGXFSZ, SIG_IGN);  // A file above `ulimit -f` is an error of write, too.
 
   Program program({.name = "varve",
                    .description = kDescription,

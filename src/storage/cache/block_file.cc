@@ -12,6 +12,7 @@
 #include "base/bytes.h"
 #include "base/checksum.h"
 #include "base/file_descriptor.h"
+#include "base/file_limit.h"
 
 namespace varve::cache {
 namespace {
@@ -120,7 +121,9 @@ Status WriteBlockFile(const std::string& path, const BlockName& name,
   }
   const std::string header =
       HeaderOf(name, static_cast<std::uint32_t>(block.size()), Crc32c(block));
-  Status written = WriteAll(file.get(), path, AsByteSpan(header));
+  Status written = ExceedsFileLimit(header.size() + block.size())
+                       ? Unavailable(ErrorText(path, EFBIG))
+                       : WriteAll(file.get(), path, AsByteSpan(header));
   if (written.ok()) {
     written = WriteAll(file.get(), path, block);
   }
