@@ -117,7 +117,8 @@ Status RemoveStep(const std::string& given, const PruneOptions& options, Storage
 Result<std::vector<PrunedStep>> PruneRun(const std::string& given, const KeepRules& rules,
                                          const PruneOptions& options, Storage& storage) {
   VARVE_RETURN_IF_ERROR(CheckRules(rules));
-  VARVE_ASSIGN_OR_RETURN(const std::string run, ResolveTarget(given, storage));
+  VARVE_ASSIGN_OR_RETURN(std::string run, ResolveTarget(given, storage));
+  run = WithoutParentNames(storage, run);
   VARVE_RETURN_IF_ERROR(CheckShare(options.busy_share, "prune " + run));
   VARVE_ASSIGN_OR_RETURN(auto steps, ListSteps(run, storage, options.stop));
   std::string prefix = options.prefix.value_or("");

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "base/time_source.h"
@@ -291,6 +293,15 @@ Status CannotMake(const std::string& path, const Status& cause) {
 }
 
 }  // namespace
+
+std::string WithoutParentNames(Storage& storage, const std::string& directory) {
+  if (IsRemote(storage, directory) || (directory + "/").find("/../") == std::string::npos) {
+    return directory;
+  }
+  std::error_code error;
+  const auto real = std::filesystem::canonical(directory, error);
+  return error ? directory : real.string();
+}
 
 Status MakeDirectories(Storage& storage, const std::string& path) {
   if (path == "." || path == "/") {

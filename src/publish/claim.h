@@ -72,6 +72,10 @@ Result<std::unique_ptr<StorageLock>> TakeLock(Storage& storage, const std::strin
 /// the checkpoint and leaves links to it alone. Errors: InvalidArgument for links in a circle.
 Result<std::string> FollowLinks(Storage& storage, const std::string& path);
 
+/// Returns a name of the directory without "..", if it has such components. What lies at "a/../a"
+/// would else have lost its directory when "a" is renamed.
+std::string WithoutParentNames(Storage& storage, const std::string& directory);
+
 /// Makes a directory and its parents, each durable. No-op for what exists, and in object stores, to
 /// which it sends no request. Errors: those of Storage::MakeDirectory, naming the directory, but
 /// Unavailable instead of NotFound.

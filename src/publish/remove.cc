@@ -97,6 +97,7 @@ Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& te
     path.pop_back();  // With it a link would be its target.
   }
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path).Annotate("remove"));
+  path = JoinPath(WithoutParentNames(storage, ParentPath(path)), BaseName(path));
   if (SymbolicLinks* const links = storage.extras().symbolic_links;
       links != nullptr && links->ReadLink(path).ok()) {
     if (!HoldsCheckpoint(storage, path)) {

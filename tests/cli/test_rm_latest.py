@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import varve
 
 
@@ -24,6 +26,17 @@ def test_rm_refuses_what_is_no_checkpoint(run, folder):
     assert "not a checkpoint" in done.stderr
     assert (folder / "data" / "x").read_text() == "mine"
     assert "nothing of that name" in run("rm", folder / "none", code=2).stderr
+
+
+@pytest.mark.parametrize("written", ["step-1/../step-1", "./step-1", "step-1/", "step-1//"])
+def test_rm_and_prune_understand_a_path_however_it_is_written(written, run, folder, state):
+    varve.save(state, folder / "step-1")
+    run("rm", f"{folder}/{written}")
+    assert list(folder.iterdir()) == []
+    for step in (1, 2, 3):
+        varve.save(state, folder / f"step-{step}")
+    run("prune", f"{folder}/step-1/..", "--keep", "last=1")
+    assert [path.name for path in folder.iterdir()] == ["step-3"]
 
 
 def test_latest_prints_the_newest_whole_checkpoint(run, folder, state):
