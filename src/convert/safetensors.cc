@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/checksum.h"
+#include "catalogue/family.h"
 #include "catalogue/formats/hf.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
@@ -113,6 +114,13 @@ std::vector<BroughtFile> BroughtBy(const std::vector<PlannedFile>& files,
 Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target,
                                   const ConvertOptions& options,
                                   const std::vector<FileSegment>& segments) {
+  if (!IsRemote(storage, target) && storage.List(target).ok()) {
+    return InvalidArgument(
+        target +
+        " is a directory, and this format is one file: give the file's name, "
+        "such as " +
+        JoinPath(target, options.to == ConvertTarget::kTorch ? "model.pt" : "model.safetensors"));
+  }
   if (!options.overwrite && storage.OpenForRead(target).ok()) {
     return AlreadyExists(target + " exists; pass overwrite to replace it");
   }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import safetensors.numpy
 from cli_support import data_file, flip_a_bit
 
@@ -56,3 +57,15 @@ def test_a_glob_that_matches_nothing_names_the_nearest(run, tmp_path):
     failed = run("export", tmp_path / "c", out, "--include", "modle.layers.*", code=2)
     assert 'matches "modle.layers.*"; the nearest is "model.layers.0"' in failed.stderr
     assert f"export {tmp_path / 'c'}" in failed.stderr and not out.exists()
+
+
+@pytest.mark.parametrize("verb", [["export"], ["convert", "--to", "torch"]])
+@pytest.mark.parametrize("options", [[], ["--overwrite"]])
+def test_a_target_that_is_a_directory_is_refused_before_any_work(
+    verb, options, run, checkpoint, folder
+):
+    (folder / "there").mkdir()
+    flip_a_bit(data_file(checkpoint), 100_000)  # Which any work would find.
+    done = run(verb[0], checkpoint, folder / "there", *verb[1:], *options, code=2)
+    assert "there is a directory" in done.stderr
+    assert str(folder / "there" / "model.") in done.stderr
