@@ -69,3 +69,10 @@ def test_a_target_that_is_a_directory_is_refused_before_any_work(
     done = run(verb[0], checkpoint, folder / "there", *verb[1:], *options, code=2)
     assert "there is a directory" in done.stderr
     assert str(folder / "there" / "model.") in done.stderr
+
+
+def test_too_little_memory_is_refused_with_the_least(run, checkpoint, folder):
+    for verb in (["convert", "--to", "varve"], ["unshard"]):
+        done = run(verb[0], checkpoint, folder / "out", *verb[1:], "--memory", 1, code=2)
+        assert "--memory 1: the work needs at least 8MiB" in done.stderr
+    run("convert", checkpoint, folder / "out", "--to", "varve", "--memory", "8MiB")

@@ -31,6 +31,13 @@ Result<DType> ParseDType(const std::string& name) {
   return InvalidArgument("--dtype " + name + ": no such type; bf16, fp16, fp32 and fp64 are known");
 }
 
+Status CheckMemory(const std::string& verb, std::uint64_t bytes) {
+  constexpr std::uint64_t kLeast = std::uint64_t{8} << 20;
+  return bytes >= kLeast ? Status::Ok()
+                         : InvalidArgument(verb + " --memory " + std::to_string(bytes) +
+                                           ": the work needs at least 8MiB");
+}
+
 namespace {
 
 std::string AsJson(const Conversion& done) {

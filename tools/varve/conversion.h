@@ -1,6 +1,7 @@
 /// What `convert` and `unshard` share: formats and types by name, and the report.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <stop_token>
 #include <string>
@@ -30,11 +31,16 @@ struct Conversion {
 /// Returns the report of a verb, as text or JSON.
 Outcome Describe(const Conversion& done, bool json);
 
+/// Returns InvalidArgument for a limit on memory below 8 MiB. With less, each block of checksums is
+/// read many times: with one byte the work is ten thousand times slower and looks as if it hung.
+Status CheckMemory(const std::string& verb, std::uint64_t bytes);
+
 /// Runs `convert`, which is Convert or Unshard, with a bar and the report that `json` asks for.
 template <class Options, class Function>
 Result<Outcome> RunConversion(const std::string& verb, const std::string& source,
                               const std::string& target, Options choices, bool json,
                               const std::stop_token& stop, const Function& convert) {
+  VARVE_RETURN_IF_ERROR(CheckMemory(verb, choices.memory_budget));
   Progress progress(verb, json);
   choices.progress = progress.function();
   choices.stop = stop;

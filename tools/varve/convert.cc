@@ -69,7 +69,7 @@ void AddConvert(Command program) {
   verb.Size("--shard-size", "SIZE", &options->choices.shard_size,
             "Bytes of tensors in a file of a folder (default 5GB)");
   verb.Size("--memory", "SIZE", &options->choices.memory_budget,
-            "Bytes of tensors in memory at once (default 1GiB)");
+            "Bytes of tensors in memory at once (default 1GiB, least 8MiB)");
   verb.Repeated("--include", "GLOB", &options->choices.include,
                 "Only entries whose name matches; may be repeated");
   verb.Repeated("--exclude", "GLOB", &options->choices.exclude,

@@ -56,7 +56,7 @@ void AddUnshard(Command program) {
   verb.Size("--shard-size", "SIZE", &options->choices.shard_size,
             "Bytes of tensors in a file of a folder (default 5GB)");
   verb.Size("--memory", "SIZE", &options->choices.memory_budget,
-            "Bytes of tensors in memory at once (default 1GiB)");
+            "Bytes of tensors in memory at once (default 1GiB, least 8MiB)");
   verb.Flag("--overwrite", &options->choices.overwrite, "Replace DST if it is a checkpoint");
   verb.Flag("--json", &options->json, "An object with what was written");
   verb.RunsUntilStopped([=](const std::stop_token& stop) { return Run(*options, stop); });
