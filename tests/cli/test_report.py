@@ -220,7 +220,7 @@ def test_a_run_without_a_manager_has_a_report(run: Any, folder: Path, checkpoint
 
 
 def test_an_older_report_is_replaced_and_nothing_else(
-    run: Any, folder: Path, tmp_path: Path
+    run: Any, folder: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     page_of(run, folder)
     page_of(run, folder)
@@ -233,7 +233,13 @@ def test_an_older_report_is_replaced_and_nothing_else(
     assert "no such directory" in run("report", folder / "none", code=2).stderr
     missing = run("report", folder, "-o", tmp_path / "none" / "x.html", code=2).stderr
     assert "No such file or directory" in missing
-    assert [path.name for path in folder.iterdir()] == ["varve-report.html"]
+    assert sorted(path.name for path in folder.iterdir()) == [checkpoint.name, "varve-report.html"]
+
+
+def test_a_directory_that_is_no_run_is_refused_and_stays_as_it_is(run: Any, folder: Path) -> None:
+    (folder / "notes.txt").write_text("mine")
+    assert "it is no run" in run("report", folder, code=2).stderr
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 
 
 # ---- hostile and long ----

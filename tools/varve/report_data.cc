@@ -182,6 +182,11 @@ Result<ReportData> GatherReport(const std::string& run, const KeepRules& rules,
   SummariseJobs(&data);
   SummariseSaves(&data);
   VARVE_RETURN_IF_ERROR(LookAround(&data, rules, stop));
+  if (data.history.lines == 0 && data.steps.empty() && data.others.empty()) {
+    return NotFound("report " + run +
+                    ": it is no run: it holds neither a history (varve-history.jsonl) nor a "
+                    "checkpoint");
+  }
   std::error_code error;
   if (const auto space = std::filesystem::space(run, error); !error) {
     data.disk_free = space.available;
