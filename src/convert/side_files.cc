@@ -7,6 +7,7 @@
 #include "catalogue/formats/hf.h"
 #include "convert/writers.h"
 #include "varve/catalogue.h"
+#include "varve/step_note.h"
 
 namespace varve {
 
@@ -15,6 +16,9 @@ Result<std::vector<SideFile>> ReadSideFiles(CheckpointReader& reader) {
   for (const StoredFile& file : reader.metadata().side_files) {
     if (file.name == kHfIndexName) {
       continue;  // It names the data files of the source.
+    }
+    if (file.name == kStepNoteName) {
+      continue;  // It gives the source its place in its run, and the target is no step of it.
     }
     VARVE_ASSIGN_OR_RETURN(std::string content, reader.ReadFile(file.name));
     files.push_back({file.name, std::move(content)});

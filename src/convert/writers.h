@@ -100,8 +100,8 @@ Result<ConvertReport> ConvertToTorch(CheckpointReader& reader, const Selection& 
                                      const std::string& target, const ConvertOptions& options,
                                      Storage& storage);
 
-/// Reads the side files of a checkpoint, in memory, all but a `model.safetensors.index.json`: that
-/// names the data files of the source. Errors: DataLoss.
+/// Reads the side files of a checkpoint, in memory, all but a `model.safetensors.index.json`, which
+/// names the data files of the source, and the note of a step of a run. Errors: DataLoss.
 Result<std::vector<SideFile>> ReadSideFiles(CheckpointReader& reader);
 
 /// Names of files.

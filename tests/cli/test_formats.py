@@ -5,6 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
+
+import varve
+from varve import _core
+
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 INDEX = "model.safetensors.index.json"
 
@@ -49,3 +54,18 @@ def test_rm_takes_what_olmo_core_has_finished(run_json, folder):
     shutil.copytree(GOLDEN / "olmo" / "core-step10-fsdp2" / "step10", path)
     assert run_json("ls", folder)[0]["state"] == "whole"
     assert run_json("rm", path, "--dry-run")["others"] == []
+
+
+def test_a_conversion_of_a_step_is_no_step_of_its_run(run, run_json, folder):
+    """The note of a later attempt would go before all steps of the run that the target is in."""
+    note = _core.manage.step_note(100, 7, None, 0, {"loss": 1.0})
+    files = {"varve-step.json": note, "config.json": b"{}"}
+    varve.save({"w": np.ones(4)}, folder / "step-100", files=files)
+    for target in ("varve", "dcp", "hf"):
+        done = run_json("convert", folder / "step-100", folder / target, "--to", target)
+        assert done["files"] == ["config.json"]
+        assert not (folder / target / "varve-step.json").exists()
+    (folder / "run").mkdir()
+    (folder / "varve").rename(folder / "run" / "step-100")
+    (step,) = varve.steps(folder / "run")
+    assert (step.attempt, step.metrics) == (0, {})
