@@ -86,7 +86,8 @@ def test_a_pin_keeps_a_step_until_it_is_taken_away(run, steps):
     assert run("pin", step, "--why", "for the paper").stdout == f"pinned {step}\n"
     assert "pinned: for the paper" in run("prune", steps, "--keep", "last=1").stdout
     assert step.is_dir()
-    run("unpin", step)
+    assert run("unpin", step).stdout == f"unpinned {step}\n"
+    assert run("unpin", step).stdout == f"{step} is not pinned\n"
     run("prune", steps, "--keep", "last=1")
     assert not step.exists()
     assert "no checkpoint of that name" in run("pin", step, code=2).stderr

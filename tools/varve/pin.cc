@@ -12,7 +12,8 @@ constexpr const char* kPinHelp =
     "Keeps a step from being removed by `varve prune` and by the rules of a manager, until it is\n"
     "unpinned. The pin is a file in the checkpoint's directory (varve-pinned.txt) and moves with\n"
     "it. `varve rm` and saves that would replace a pinned checkpoint refuse.";
-constexpr const char* kUnpinHelp = "Takes the pin of a checkpoint away, if it has one.";
+constexpr const char* kUnpinHelp =
+    "Takes the pin of a checkpoint away. Says so where it has none, and exits with 0 then too.";
 
 struct Options {
   std::string path;
@@ -37,8 +38,10 @@ void AddUnpin(Command program) {
   const auto options = std::make_shared<Options>();
   verb.Positional("CKPT", &options->path, "A checkpoint directory");
   verb.Runs([=]() -> Result<Outcome> {
+    VARVE_ASSIGN_OR_RETURN(const auto pins, ReadPins({options->path}));
     VARVE_RETURN_IF_ERROR(UnpinCheckpoint(options->path));
-    return Outcome{"unpinned " + Printable(options->path) + "\n"};
+    return Outcome{pins.front() ? "unpinned " + Printable(options->path) + "\n"
+                                : Printable(options->path) + " is not pinned\n"};
   });
 }
 
