@@ -18,8 +18,8 @@
 namespace varve {
 namespace {
 
-/// No lock shows whether ranks still use a channel directory, or OLMo's. No rank waits for an
-/// answer or writes a file for as long as this.
+/// No lock shows whether ranks still use a channel directory, or OLMo's, or whether a pin is being
+/// made. No rank waits for an answer and no process writes a file for as long as this.
 constexpr std::int64_t kUnusedNs = std::int64_t{24} * 3600 * 1'000'000'000;
 
 bool IsRecent(std::int64_t modified_ns) {
@@ -138,6 +138,14 @@ class Collector {
       } else if (IsPartOfIndex(entry.name)) {  // A repair has the lock of the name.
         const std::string path = JoinPath(directory, entry.name);
         if (const auto lock = LockName(storage_, directory); !lock.ok()) {
+          report_.kept.push_back(path);
+        } else {
+          VARVE_RETURN_IF_ERROR(Remove(path, entry));
+        }
+      } else if (entry.name == BaseName(PartPath("", kPinName))) {
+        // No lock shows whether its writer lives.
+        const std::string path = JoinPath(directory, entry.name);
+        if (IsRecent(entry.modified_ns)) {
           report_.kept.push_back(path);
         } else {
           VARVE_RETURN_IF_ERROR(Remove(path, entry));

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import time
 
 import pytest
 from cli_support import contents, data_file, flip_a_bit, make_stale, save_as_rank
@@ -123,5 +125,15 @@ def test_gc_gives_a_displaced_checkpoint_its_name_back(run, run_json, folder, ch
 def test_gc_removes_what_a_dead_repair_has_left(run_json, folder, checkpoint):
     part = checkpoint / ".manifest.bin.varve-part"
     part.write_bytes(b"half")
+    assert run_json("gc", folder)["removed"] == [str(part)]
+    assert not part.exists() and varve.verify(checkpoint) == []
+
+
+def test_gc_removes_the_part_of_a_pin_whose_writer_died_after_a_day(run_json, folder, checkpoint):
+    part = checkpoint / ".varve-pinned.txt.varve-part"
+    part.write_bytes(b"for the pa")
+    assert run_json("gc", folder)["kept"] == [str(part)]
+    two_days_ago = time.time() - 2 * 24 * 3600
+    os.utime(part, (two_days_ago, two_days_ago))
     assert run_json("gc", folder)["removed"] == [str(part)]
     assert not part.exists() and varve.verify(checkpoint) == []
