@@ -90,6 +90,13 @@ Result<OpenedIndex> OpenKnown(Storage& storage, const std::string& path,
   return is_file ? std::move(file) : Result<OpenedIndex>(entries.status());
 }
 
+Result<OpenedIndex> OpenDespiteDamage(Storage& storage, const std::string& path,
+                                      std::vector<Damage>* damages, const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
+  return OpenFolder(
+      {.storage = storage, .path = path, .entries = entries, .stop = stop, .damages = damages});
+}
+
 Result<OpenedIndex> OpenKnownOfOwnRanks(Storage& storage, const std::string& path,
                                         std::uint32_t world_size) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "catalogue/opened.h"
+#include "varve/catalogue.h"
 #include "varve/status.h"
 #include "varve/storage.h"
 
@@ -46,6 +47,11 @@ Result<OpenedIndex> OpenKnownUnlisted(Storage& storage, const std::string& path)
 
 /// Opens one file of any known kind, whatever its name: formats/file.cc. Errors: as OpenKnown.
 Result<OpenedIndex> OpenKnownFile(Storage& storage, const std::string& path);
+
+/// Opens a directory as OpenKnown does, with what is left where files of DCP's or of a Hugging Face
+/// folder are missing or too short: `damages` gets those.
+Result<OpenedIndex> OpenDespiteDamage(Storage& storage, const std::string& path,
+                                      std::vector<Damage>* damages, const std::stop_token& stop);
 
 /// Opens what is there of a directory of which each of `world_size` ranks has written its own
 /// files; see CheckpointReader::OpenOwnRanks.

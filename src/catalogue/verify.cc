@@ -8,6 +8,7 @@
 #include "base/checksum.h"
 #include "base/stop.h"
 #include "catalogue/family.h"
+#include "catalogue/formats.h"
 #include "catalogue/open.h"
 #include "catalogue/scan.h"
 #include "catalogue/side_files.h"
@@ -166,8 +167,16 @@ Result<VerifyReport> Verify(const std::string& path, Storage& given,
   Storage& storage = WithoutCache(given);  // A copy of before would hide damage.
   auto opened = OpenWanted(storage, where, stop);
   if (opened.status().code() == StatusCode::kDataLoss) {
+    std::vector<Damage> damages;
+    const auto rest = OpenDespiteDamage(storage, where, &damages, stop);
+    if (rest.ok() && !damages.empty() && rest->metadata.format != Format::kVarve) {
+      return VerifyForeign(storage, *rest, progress, stop, damages).Annotate("verify " + where);
+    }
     VerifyReport report;  // A damaged index is a finding, not a failure to look.
-    report.damages.push_back({"", 0, 0, {}, opened.status().message()});
+    report.damages = std::move(damages);
+    if (report.damages.empty()) {
+      report.damages.push_back({"", 0, 0, {}, opened.status().message()});
+    }
     return report;
   }
   VARVE_RETURN_IF_ERROR(opened.status());

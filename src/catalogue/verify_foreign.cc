@@ -40,12 +40,14 @@ struct Item {
 class ForeignVerifier {
  public:
   ForeignVerifier(Storage& storage, const OpenedIndex& opened, const ProgressFunction& progress,
-                  const std::stop_token& stop)
+                  const std::stop_token& stop, std::vector<Damage> damages)
       : storage_(storage),
         opened_(opened),
         files_(storage, opened),
         progress_(progress),
-        stop_(stop) {}
+        stop_(stop) {
+    report_.damages = std::move(damages);
+  }
 
   Result<VerifyReport> Run() {
     CheckCoverage();
@@ -112,13 +114,18 @@ class ForeignVerifier {
 
   [[nodiscard]] std::vector<Item> Items() const {
     std::vector<Item> items;
+    const auto is_there = [&](const Extent& extent) {  // What is not was reported when it opened.
+      return extent.end <= opened_.metadata.files[extent.file].size;
+    };
     for (const TensorMetadata& tensor : opened_.metadata.tensors) {
       for (std::uint32_t i = 0; i < tensor.chunks.size(); ++i) {
-        items.push_back({&tensor, i, tensor.fqn, tensor.chunks[i].extent});
+        if (is_there(tensor.chunks[i].extent)) {
+          items.push_back({&tensor, i, tensor.fqn, tensor.chunks[i].extent});
+        }
       }
     }
     for (const ObjectMetadata& object : opened_.metadata.objects) {
-      if (object.extent.encoding != Encoding::kInline) {
+      if (object.extent.encoding != Encoding::kInline && is_there(object.extent)) {
         items.push_back({nullptr, 0, object.fqn, object.extent});
       }
     }
@@ -377,8 +384,9 @@ std::vector<std::string> NamesIn(const Metadata& metadata, std::uint32_t file, s
 }
 
 Result<VerifyReport> VerifyForeign(Storage& storage, const OpenedIndex& opened,
-                                   const ProgressFunction& progress, const std::stop_token& stop) {
-  return ForeignVerifier(storage, opened, progress, stop).Run();
+                                   const ProgressFunction& progress, const std::stop_token& stop,
+                                   std::vector<Damage> damages) {
+  return ForeignVerifier(storage, opened, progress, stop, std::move(damages)).Run();
 }
 
 }  // namespace varve

@@ -23,6 +23,7 @@ std::vector<std::string> NamesIn(const Metadata& metadata, std::uint32_t file, s
 
 /// See Verify. `opened` is of another format than ours. Errors: Cancelled.
 Result<VerifyReport> VerifyForeign(Storage& storage, const OpenedIndex& opened,
-                                   const ProgressFunction& progress, const std::stop_token& stop);
+                                   const ProgressFunction& progress, const std::stop_token& stop,
+                                   std::vector<Damage> damages = {});
 
 }  // namespace varve

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 from cli_support import contents, data_file, flip_a_bit, make_stale, save_as_rank
 
 import varve
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+#: Four files of torch's.
+GOLDEN_DCP = GOLDEN / "olmo" / "core-step10-fsdp2" / "step10" / "model_and_optim"
 
 # ---- verify and repair ----
 
@@ -137,3 +144,50 @@ def test_gc_removes_the_part_of_a_pin_whose_writer_died_after_a_day(run_json, fo
     os.utime(part, (two_days_ago, two_days_ago))
     assert run_json("gc", folder)["removed"] == [str(part)]
     assert not part.exists() and varve.verify(checkpoint) == []
+
+
+# ---- verify of other formats ----
+
+
+def test_verify_of_a_folder_names_every_file_that_is_missing_or_damaged(run, run_json, folder):
+    state = {f"t{i}": np.full(1 << 16, i, np.float32) for i in range(6)}
+    varve.save(state, folder / "source")
+    options = ["--to", "hf", "--everything", "--shard-size", 300_000]
+    run("convert", folder / "source", folder / "hf", *options)
+    files = sorted((folder / "hf").glob("model-*.safetensors"))
+    assert len(files) == 6
+    files[1].unlink()
+    os.truncate(files[2], 1000)
+    flip_a_bit(files[4], 100_000)
+    damaged = {
+        "model-00002-of-00006.safetensors": ["t1"],
+        "model-00003-of-00006.safetensors": ["t2"],
+        "model-00005-of-00006.safetensors": ["t4"],
+    }
+    found = run_json("verify", folder / "hf", code=1)
+    assert {one["file"]: one["tensors"] for one in found["damages"]} == damaged
+    assert "is missing" in found["damages"][0]["problem"]
+    assert found["bytes_checked"] > 4 * 4 * (1 << 16) * 0.9
+
+    (folder / "hf" / "model.varve-checksums.json").unlink()  # As other software writes a folder.
+    found = run_json("verify", folder / "hf", code=1)
+    assert [one["file"] for one in found["damages"]] == list(damaged)[:2]
+    for file in files:
+        file.unlink(missing_ok=True)
+    assert len(run_json("verify", folder / "hf", code=1)["damages"]) == 6
+
+
+def test_verify_of_dcp_names_every_file_that_is_missing_or_short(run, run_json, folder):
+    path = folder / "dcp"
+    shutil.copytree(GOLDEN_DCP, path)
+    files = sorted(path.glob("*.distcp"))
+    assert len(files) >= 3
+    clean = run_json("verify", path)["bytes_checked"]
+    files[0].unlink()
+    os.truncate(files[1], files[1].stat().st_size // 2)
+    found = run_json("verify", path, code=1)
+    missing, short = (one for one in found["damages"] if one["file"])
+    assert (missing["file"], short["file"]) == (files[0].name, files[1].name)
+    assert "is missing" in missing["problem"] and len(missing["tensors"]) > 0
+    assert short["begin"] == files[1].stat().st_size and len(short["tensors"]) > 0
+    assert 0 < found["bytes_checked"] < clean

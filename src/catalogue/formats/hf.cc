@@ -23,17 +23,59 @@ Result<HfIndex> DecodeIndexAt(const std::string& path, std::string_view json) {
   return index.ok() ? std::move(index) : index.status().Annotate(path);
 }
 
-Result<OpenedIndex> OpenByIndex(const ListedFolder& folder, const HfIndex& index) {
+/// Checks that a file's header can be read and that its tensors, and what `wanted` has of it (null
+/// where it has no checksums), end where the file does. Errors: DataLoss.
+Status CheckOneFile(const ListedFolder& folder, const std::string& name,
+                    const HfChecksums::File* wanted) {
+  VARVE_ASSIGN_OR_RETURN(const auto files, OpenAll(folder.storage, folder.path, {name}));
+  VARVE_RETURN_IF_ERROR(wanted != nullptr ? CheckHfFile(*wanted, files.front()) : Status::Ok());
+  return DecodeSafetensors(files).status();
+}
+
+/// Takes the files that are damaged out of the index, and notes them.
+Status SetDamagedAside(const ListedFolder& folder, HfIndex* index, HfChecksums* sums) {
+  for (const std::string& name : index->FileNames()) {
+    const Status checked = CheckOneFile(folder, name, sums->Find(name));
+    if (checked.code() != StatusCode::kDataLoss) {
+      VARVE_RETURN_IF_ERROR(checked);
+      continue;
+    }
+    Damage damage{.file = name, .problem = checked.message()};
+    std::erase_if(index->weight_map, [&](const auto& entry) {
+      if (entry.second == name) {
+        damage.tensors.push_back(entry.first);
+      }
+      return entry.second == name;
+    });
+    std::erase_if(sums->files, [&](const HfChecksums::File& file) { return file.name == name; });
+    folder.damages->push_back(std::move(damage));
+  }
+  return Status::Ok();
+}
+
+Result<OpenedIndex> OpenByIndex(const ListedFolder& folder, HfIndex index) {
   const std::string& directory = folder.path;
-  const std::vector<std::string> names = index.FileNames();
+  std::vector<std::string> names = index.FileNames();
+  const bool in_data = !names.empty() && !DataDirectoryOf(names.front()).empty();
+  const bool has_sums = in_data || FindEntry(folder.entries, kHfChecksumsName) != nullptr;
+  HfChecksums sums;
+  if (folder.damages != nullptr) {
+    folder.damages->clear();
+    if (has_sums) {
+      VARVE_ASSIGN_OR_RETURN(sums, ReadHfChecksums(folder.storage, directory, names));
+    }
+    VARVE_RETURN_IF_ERROR(SetDamagedAside(folder, &index, &sums));
+    names = index.FileNames();
+  }
   VARVE_ASSIGN_OR_RETURN(const auto files, OpenAll(folder.storage, directory, names));
   auto decoded = DecodeHfFolder(index, files);
   if (!decoded.ok()) {
     return decoded.status().Annotate(directory);
   }
-  const bool in_data = !names.empty() && !DataDirectoryOf(names.front()).empty();
-  if (in_data || FindEntry(folder.entries, kHfChecksumsName) != nullptr) {
-    VARVE_ASSIGN_OR_RETURN(HfChecksums sums, ReadHfChecksums(folder.storage, directory, names));
+  if (has_sums) {
+    if (folder.damages == nullptr) {
+      VARVE_ASSIGN_OR_RETURN(sums, ReadHfChecksums(folder.storage, directory, names));
+    }
     VARVE_RETURN_IF_ERROR(
         ApplyHfChecksums(std::move(sums), files, &decoded->metadata).Annotate(directory));
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "catalogue/opened.h"
+#include "varve/catalogue.h"
 #include "varve/metadata.h"
 #include "varve/status.h"
 #include "varve/storage.h"
@@ -28,6 +29,9 @@ struct ListedFolder {
   /// Where it is set, it gets the first error of listing a folder below, other than NotFound. Code
   /// that removes files, or reports that there is no checkpoint, looks at it after Recognise.
   Status* failed = nullptr;
+  /// Where it is set, it gets the files that are missing or too short, and DCP's and Hugging Face's
+  /// folders open with what is left: `verify` reads the rest.
+  std::vector<Damage>* damages = nullptr;
 
   [[nodiscard]] bool HasFile(std::string_view name) const;
   [[nodiscard]] bool HasFolder(std::string_view name) const;

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <map>
 #include <tuple>
 #include <utility>
 
 #include "catalogue/names.h"
+#include "catalogue/verify_foreign.h"
 #include "interop/torch/archive.h"
 #include "pipeline/run_threads.h"
 #include "tensor/box.h"
@@ -29,9 +31,28 @@ Status SetSize(const std::string& directory, std::uint64_t size, DataFile* file)
   return Status::Ok();
 }
 
+/// Notes that a file is damaged. Its size is 0 from then on, so that none of its items is read.
+void SetAside(std::uint32_t number, std::string problem, Metadata* metadata,
+              std::vector<Damage>* damages) {
+  DataFile& file = metadata->files[number];
+  damages->push_back({file.name, 0, 0,
+                      NamesIn(*metadata, number, 0, std::numeric_limits<std::uint64_t>::max()),
+                      std::move(problem)});
+  file.size = 0;
+}
+
 /// Fills in the sizes that storage has of the files that an index names.
 Status FillSizes(Storage& storage, const std::string& directory,
-                 const std::vector<DirectoryEntry>& entries, Metadata* metadata) {
+                 const std::vector<DirectoryEntry>& entries, Metadata* metadata,
+                 std::vector<Damage>* damages) {
+  const auto noted = [&](const DataFile& file, const Status& status) {
+    if (damages == nullptr || status.code() != StatusCode::kDataLoss) {
+      return false;
+    }
+    SetAside(static_cast<std::uint32_t>(&file - metadata->files.data()), status.message(), metadata,
+             damages);
+    return true;
+  };
   std::map<std::string, std::vector<DirectoryEntry>, std::less<>> folders;  // Below.
   for (DataFile& file : metadata->files) {
     const std::vector<DirectoryEntry>* among = &entries;
@@ -49,16 +70,16 @@ Status FillSizes(Storage& storage, const std::string& directory,
       name.remove_prefix(end + 1);
     }
     if (const DirectoryEntry* const found = FindEntry(*among, name); found != nullptr) {
-      VARVE_RETURN_IF_ERROR(SetSize(directory, found->size, &file));
+      Status set = SetSize(directory, found->size, &file);
+      VARVE_RETURN_IF_ERROR(noted(file, set) ? Status::Ok() : std::move(set));
       continue;
     }
     auto opened = storage.OpenForRead(JoinPath(directory, file.name));
-    if (!opened.ok()) {
-      return opened.status().code() == StatusCode::kNotFound
-                 ? DataLoss(JoinPath(directory, file.name) + " is missing")
-                 : opened.status();
-    }
-    VARVE_RETURN_IF_ERROR(SetSize(directory, (*opened)->size(), &file));
+    Status set = opened.ok() ? SetSize(directory, (*opened)->size(), &file)
+                 : opened.status().code() == StatusCode::kNotFound
+                     ? DataLoss(JoinPath(directory, file.name) + " is missing")
+                     : opened.status();
+    VARVE_RETURN_IF_ERROR(noted(file, set) ? Status::Ok() : std::move(set));
   }
   return Status::Ok();
 }
@@ -159,15 +180,29 @@ Status ForEachFile(Storage& storage, const std::string& directory,
   });
 }
 
-Status CheckExtents(const std::string& directory, const Metadata& metadata) {
+Status CheckExtents(const std::string& directory, const Metadata& metadata,
+                    std::vector<Damage>* damages) {
   const auto check = [&](const Extent& extent, const std::string& fqn) {
     if (extent.encoding == Encoding::kInline || extent.end <= metadata.files[extent.file].size) {
       return Status::Ok();
     }
     const DataFile& file = metadata.files[extent.file];
-    return DataLoss(JoinPath(directory, file.name) + " has " + std::to_string(file.size) +
-                    " bytes, but \"" + fqn + "\" is stored at [" + std::to_string(extent.begin) +
-                    ", " + std::to_string(extent.end) + ")");
+    Status beyond =
+        DataLoss(JoinPath(directory, file.name) + " has " + std::to_string(file.size) +
+                 " bytes, but \"" + fqn + "\" is stored at [" + std::to_string(extent.begin) +
+                 ", " + std::to_string(extent.end) + ")");
+    if (damages == nullptr) {
+      return beyond;
+    }
+    const auto noted = std::find_if(damages->begin(), damages->end(),
+                                    [&](const Damage& damage) { return damage.file == file.name; });
+    if (noted == damages->end()) {
+      damages->push_back({file.name, file.size, extent.end, {fqn}, beyond.message()});
+    } else if (noted->end > 0) {  // Else all of the file was noted.
+      noted->end = std::max(noted->end, extent.end);
+      noted->tensors.push_back(fqn);
+    }
+    return Status::Ok();
   };
   for (const TensorMetadata& tensor : metadata.tensors) {
     for (const Chunk& chunk : tensor.chunks) {
@@ -205,8 +240,9 @@ OpenedIndex Opened(std::string directory, Decoded decoded) {
 }
 
 Result<OpenedIndex> OpenedWithSizes(const ListedFolder& folder, Decoded decoded) {
-  VARVE_RETURN_IF_ERROR(FillSizes(folder.storage, folder.path, folder.entries, &decoded.metadata));
-  VARVE_RETURN_IF_ERROR(CheckExtents(folder.path, decoded.metadata));
+  VARVE_RETURN_IF_ERROR(
+      FillSizes(folder.storage, folder.path, folder.entries, &decoded.metadata, folder.damages));
+  VARVE_RETURN_IF_ERROR(CheckExtents(folder.path, decoded.metadata, folder.damages));
   return Opened(folder.path, std::move(decoded));
 }
 

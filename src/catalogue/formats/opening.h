@@ -49,8 +49,10 @@ Result<OpenedIndex> OpenedWithSizes(const ListedFolder& folder, Decoded decoded)
 /// looks whole. Errors: FailedPrecondition.
 Status CheckIsUploaded(const ListedFolder& folder);
 
-/// Checks that every extent lies in its file, whose size is known. Errors: DataLoss.
-Status CheckExtents(const std::string& directory, const Metadata& metadata);
+/// Checks that every extent lies in its file, whose size is known. Errors: DataLoss, unless
+/// `damages` gets what is wrong.
+Status CheckExtents(const std::string& directory, const Metadata& metadata,
+                    std::vector<Damage>* damages = nullptr);
 
 /// Gives tensors that are stored as flattened blocks (Decoded::in_blocks) their own shape and
 /// chunks. Looks into each of their chunks: blocks.cc. Errors: Unimplemented for blocks that are no

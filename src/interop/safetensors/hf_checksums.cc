@@ -235,6 +235,18 @@ Result<bool> HasWrittenHeader(const HfChecksums::File& wanted, const NamedFile& 
   return header.size() == wanted.header_bytes && Crc32c(AsByteSpan(header)) == wanted.header_crc32c;
 }
 
+Status CheckHfFile(const HfChecksums::File& wanted, const NamedFile& file) {
+  if (file.size != wanted.size) {
+    return DataLoss(file.name + " has " + std::to_string(file.size) + " bytes instead of " +
+                    std::to_string(wanted.size) + Remedy());
+  }
+  VARVE_ASSIGN_OR_RETURN(const bool same, HasWrittenHeader(wanted, file));
+  return same ? Status::Ok()
+              : DataLoss(file.name + " [0, " + std::to_string(wanted.header_bytes) +
+                         "): the header is not the one that was saved (checksum mismatch)" +
+                         Remedy());
+}
+
 Status ApplyHfChecksums(HfChecksums checksums, const std::vector<NamedFile>& files,
                         Metadata* metadata) {
   for (const HfChecksums::File& wanted : checksums.files) {
@@ -250,15 +262,7 @@ Status ApplyHfChecksums(HfChecksums checksums, const std::vector<NamedFile>& fil
       return DataLoss(file.name + " has no checksums in " + std::string(kHfChecksumsName) +
                       Remedy());
     }
-    if (file.size != wanted->size) {
-      return DataLoss(file.name + " has " + std::to_string(file.size) + " bytes instead of " +
-                      std::to_string(wanted->size) + Remedy());
-    }
-    VARVE_ASSIGN_OR_RETURN(const bool same, HasWrittenHeader(*wanted, file));
-    if (!same) {
-      return DataLoss(file.name + " [0, " + std::to_string(wanted->header_bytes) +
-                      "): the header is not the one that was saved (checksum mismatch)" + Remedy());
-    }
+    VARVE_RETURN_IF_ERROR(CheckHfFile(*wanted, file));
   }
   metadata->block_bytes = checksums.block_bytes;
   for (DataFile& file : metadata->files) {

@@ -51,6 +51,9 @@ Result<HfChecksums> DecodeHfChecksums(std::string_view json);
 /// reading.
 Result<bool> HasWrittenHeader(const HfChecksums::File& wanted, const NamedFile& file);
 
+/// Checks a file's size and header. Errors: DataLoss.
+Status CheckHfFile(const HfChecksums::File& wanted, const NamedFile& file);
+
 /// Gives the files and side files of the folder's `metadata` their checksums. `files` are the data
 /// files, in any order. Errors: DataLoss, naming the file, where the folder has another set of
 /// files, and where a file has another size or another header.
