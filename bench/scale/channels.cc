@@ -1,12 +1,12 @@
-// Measures what exchanges between many ranks cost rank 0, with all ranks as threads of this process and
-// real sockets.
+// Measures what exchanges between many ranks cost rank 0, with all ranks as threads of this process
+// and real sockets.
 //
 //   channels [--ranks 256,1024,4096] [--fan-out 0,32] [--calls 5] [--differ]
 //
-// A call is three exchanges, as in one save: every rank sends 60 bytes and gets 100 back. By default all
-// send the same, as in a save whose plans are as before; with --differ none do. A fan-out of 0 is a
-// connection from every rank to rank 0. The table has the CPU of rank 0's thread and the time of a
-// call, medians of all calls but the first.
+// A call is three exchanges, as in one save: every rank sends 60 bytes and gets 100 back. By
+// default all send the same, as in a save whose plans are as before; with --differ none do. A
+// fan-out of 0 is a connection from every rank to rank 0. The table has the CPU of rank 0's thread
+// and the time of a call, medians of all calls but the first.
 
 #include <algorithm>
 #include <chrono>

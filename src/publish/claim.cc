@@ -200,7 +200,7 @@ Result<std::unique_ptr<StorageLock>> TryName(Storage& storage, const std::string
   VARVE_ASSIGN_OR_RETURN(auto lock, storage.Lock(LockPath(path)));
   FileLocks* const locks = storage.extras().file_locks;
   if (locks != nullptr) {
-    // After the lock file is there: a removal looks for that file after it has locked the directory.
+    // The lock file is there by now: a removal looks for it after it has locked the directory.
     Status unlocked = locks->LockFile(ParentPath(path), LockMode::kShared).status();
     if (unlocked.code() == StatusCode::kFailedPrecondition) {
       return unlocked;

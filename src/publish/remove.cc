@@ -10,9 +10,10 @@
 //     A reader that comes in between finds the lock taken, looks again and finds nothing.
 //  3. Look for the lock file once more where the directory above is locked, for on a network file
 //     system other hosts do not see that lock: a save that publishes has had its lock file for the
-//     whole time that it wrote. Rename the directory to .NAME.varve-removed-<id> and sync PARENT. From then on no checkpoint
-//     has this name, whatever happens: no load reads half of one, `repair` does not make a
-//     checkpoint of the rest, and `gc` or the next save of the name finishes the removal.
+//     whole time that it wrote. Rename the directory to .NAME.varve-removed-<id> and sync PARENT.
+//     From then on no checkpoint has this name, whatever happens: no load reads half of one,
+//     `repair` does not make a checkpoint of the rest, and `gc` or the next save of the name
+//     finishes the removal.
 //  4. Remove the directory with all that is in it.
 
 #include "publish/remove.h"

@@ -167,8 +167,8 @@ void Channel::SendHeld(Deadline deadline) {
   }
 }
 
-/// Waits until the socket has taken what was sent to a rank. What is left would wait until this rank
-/// has written its file. It reads meanwhile, so that two that send cannot block each other.
+/// Waits until the socket has taken all that was sent to a rank. Else it would wait until this rank
+/// has written its file. Reads meanwhile, so that two that send cannot block each other.
 void Channel::WaitForUnsent(int rank, Deadline deadline) {
   while (links_.UnsentTo(relayed_.WayTo(rank)) > 0 && !interrupted_ && Now() < deadline) {
     PollSockets(deadline);

@@ -8,7 +8,7 @@
 //     anything can fail. The number and the name go with the call.
 //  2. Rank 0 opens a listening socket with its first call, puts its address and a token into the
 //     job's store under a key that follows from the ranks alone, and waits for no rank.
-//  3. Every other rank reads that key and connects: to rank 0, or to the relay of another rank where
+//  3. Every other rank reads that key and connects: to rank 0, or to the relay of another rank, if
 //     there are many (relay.cc). Frames come and go as by one connection a rank. A rank that is
 //     refused reads the key again until its time is up: it may have read an older world's. An
 //     address that another version of Varve wrote is an error at once.
@@ -27,7 +27,7 @@
 //     which rank is missing.
 //  7. A rank that fails outside an exchange, or is interrupted, sends kEnd with the reason. A rank
 //     that dies closes its connection. A rank that waits sees either at once.
-//  8. A receive without an answer in time leaves the connection. Numbers tell calls' messages apart.
+//  8. A receive that times out leaves the connection. Numbers tell the messages of calls apart.
 //  9. A rank that waits logs for which ranks, after half a minute and at doubling intervals. Rank 0
 //     sends the others the ranks that it waits for; ranks that write send rank 0 how far they are.
 // 10. The channel of a background is made in a call of this one. No rank leaves that call before

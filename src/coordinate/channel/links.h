@@ -20,12 +20,12 @@ namespace varve {
 /// brought the token; all others are closed. Threads: one at a time, but Wake.
 class Links {
  public:
-  /// The one to whom the connections belong. Functions of Links call it; it may call them meanwhile.
+  /// The one that has the connections. Functions of Links call it; it may call them meanwhile.
   class Owner {
    public:
     virtual ~Owner() = default;
-    /// Returns the key, at least 0, of a connection whose first frame has brought the token; nothing
-    /// where it is to be closed.
+    /// Returns the key, at least 0, of a connection whose first frame has brought the token;
+    /// nothing where it is to be closed.
     virtual std::optional<int> KeyOf(const CallReport& hello) = 0;
     virtual void Connected(int key) = 0;
     virtual void Arrived(int key, Frame frame) = 0;

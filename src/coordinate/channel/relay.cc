@@ -1,7 +1,7 @@
-// The relays of a channel of many ranks. A connection from every rank would cost rank 0 a descriptor
-// and two packets a rank for each exchange; with relays it has some dozens of connections, and
-// frames that are equal come as one. The ranks know nothing of it but whom they connect to: the
-// account of channel_state.cc stands, between rank 0 and every other rank.
+// The relays of a channel of many ranks. A connection from every rank would cost rank 0 a
+// descriptor, and two packets a rank for each exchange; with relays it has some dozens of
+// connections, and frames that are equal come as one. Of relays a rank knows the one that it
+// connects to: between rank 0 and every other rank the account of channel_state.cc stands.
 //
 //  1. A leader (RankTree) opens the listening socket of its relay with its first call on a channel
 //     and publishes the address beside that of rank 0, before it waits for anything. So ranks
@@ -9,12 +9,13 @@
 //  2. The leader connects its relay to rank 0, or to the relay above, and itself to its relay. From
 //     then on a thread of the relay passes frames on, whether the leader is in a call or not: a
 //     leader that computes or comes late holds no other rank up, and is missed by its own number.
-//  3. A rank looks for the address of its leader's relay, connects, and waits until the relay, which
-//     has reached rank 0, answers. Where rank 0 can be reached and the relay does not answer for some
-//     seconds, or refuses, its leader is late, dead or without a relay: the rank connects to rank 0.
+//  3. A rank looks for the address of its leader's relay, connects, and waits for an answer, which
+//     the relay gives when it has reached rank 0. Where rank 0 can be reached and the relay does
+//     not answer for some seconds, or refuses, its leader is late, dead or without a relay: the
+//     rank connects to rank 0.
 //  4. The relay tells rank 0 which ranks are connected (kHello) and lost (kLost); in between it
-//     sends their frames with their numbers (kRouted). Frames of several ranks that are equal become
-//     one; they wait for each other a millisecond at most. A rank's frames keep their order.
+//     sends their frames with their numbers (kRouted). Frames of several ranks that are equal
+//     become one; they wait for each other a millisecond at most. A rank's frames keep their order.
 //  5. A relay dies with the leader's process. The relay above, or rank 0, sees its connection end:
 //     the leader is lost, and the ranks behind it are lost with it. These see their own connection
 //     end, and name the leader.

@@ -32,8 +32,8 @@ struct FoundEnd {
 std::string KeyOfEnd(const std::string& key, int leader);
 
 /// Connects to an end, as soon as its address is known. A relay says when it has reached rank 0;
-/// where it has not some seconds after rank 0 came, or cannot be reached, the connection is to rank 0.
-/// `hello` says who connects; its token is filled in.
+/// where it has not some seconds after rank 0 came, or cannot be reached, the connection is to
+/// rank 0. `hello` says which rank connects; its token is filled in.
 Result<FoundEnd> FindEnd(int end, const Search& search, const CallReport& hello);
 
 /// Connects to an end at the address that it has published. Errors: FailedPrecondition where it
