@@ -246,7 +246,8 @@ Relay::~Relay() {
 }
 
 bool Relay::Flush(std::uint64_t frames, TimePoint until) {
-  return running_ == nullptr || running_->Flush(frames, until);
+  const bool runs = running_ != nullptr && process_ == ::getpid();
+  return !runs || running_->Flush(frames, until);
 }
 
 Result<std::unique_ptr<Relay>> Relay::Make(int leader, int size) {
