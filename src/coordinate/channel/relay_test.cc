@@ -214,32 +214,29 @@ TEST(Relay, ALeaderThatGivesUpBeforeRank0ComesHoldsNoRankUp) {
 }
 
 TEST(Relay, WhatALeaderHasFlushedReachesRank0ThoughItsProcessEnds) {
-  // Rank 0 is this process; the others are processes that end right after their message.
+  // Rank 2 is a process that ends right after its message; the others are here.
   const TempDir dir;
   const auto rendezvous = MakeDirectoryRendezvous(dir.path());
-  std::vector<::pid_t> children;
-  for (int rank = 2; rank > 0; --rank) {
-    children.push_back(::fork());
-    if (children.back() == 0) {
-      Channel channel(ChannelOptions{.rank = rank, .size = 3, .fan_out = 2});
-      bool sent = channel.Enter("call", kLimit, After(Now(), kLimit), *rendezvous, "key").ok();
-      sent = sent && channel.Send(0, "last", LongDeadline()).ok();
-      channel.Leave("", -1);
-      ::_exit(sent && channel.Flush(LongDeadline()) ? 0 : 1);
-    }
+  const auto enter = [&](Channel& channel) {
+    return channel.Enter("call", kLimit, After(Now(), kLimit), *rendezvous, "key");
+  };
+  const ::pid_t child = ::fork();
+  if (child == 0) {
+    Channel channel(ChannelOptions{.rank = 2, .size = 3, .fan_out = 2});
+    const bool sent = enter(channel).ok() && channel.Send(0, "last", LongDeadline()).ok();
+    channel.Leave("", -1);
+    ::_exit(sent && channel.Flush(LongDeadline()) ? 0 : 1);
   }
-  Channel channel(ChannelOptions{.rank = 0, .size = 3, .fan_out = 2});
-  ASSERT_TRUE(IsOk(channel.Enter("call", kLimit, After(Now(), kLimit), *rendezvous, "key")));
-  for (const int rank : {1, 2}) {
-    const auto last = channel.Receive(rank, LongDeadline());
-    ASSERT_TRUE(IsOk(last)) << rank;
-    EXPECT_EQ(*last, "last");
-  }
-  for (const ::pid_t child : children) {
-    int status = -1;
-    EXPECT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0);
-  }
+  Channel rank_0(ChannelOptions{.rank = 0, .size = 3, .fan_out = 2});
+  Channel rank_1(ChannelOptions{.rank = 1, .size = 3, .fan_out = 2});
+  ASSERT_TRUE(IsOk(enter(rank_0)));
+  ASSERT_TRUE(IsOk(enter(rank_1)));
+  const auto last = rank_0.Receive(2, LongDeadline());
+  ASSERT_TRUE(IsOk(last));
+  EXPECT_EQ(*last, "last");
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Relay, AForkedChildThatEndsALeadersChannelTouchesNoOtherDescriptor) {
