@@ -181,11 +181,12 @@ std::optional<std::string> ReadPin(Storage& storage, const std::string& path) {
 
 namespace {
 
+constexpr int kTries = 10;
+constexpr auto kPause = std::chrono::milliseconds(10);
+
 /// Calls `take` again for an instant while another process holds the lock.
 template <typename Take>
 auto TryForAnInstant(const Take& take) {
-  constexpr int kTries = 10;
-  constexpr auto kPause = std::chrono::milliseconds(10);
   for (int i = 1;; ++i) {
     auto lock = take();
     if (lock.ok() || lock.status().code() != StatusCode::kFailedPrecondition || i == kTries) {
@@ -195,16 +196,18 @@ auto TryForAnInstant(const Take& take) {
   }
 }
 
-/// Locks the name. Errors: FailedPrecondition also where a removal has locked the directory above.
+/// Locks the name. Waits for an instant while a removal has locked the directory above: it has
+/// looked for the lock file, which is there by now, and looks again before it renames. It takes no
+/// instant from there to the rename; another lock of the directory is the user's.
 Result<std::unique_ptr<StorageLock>> TryName(Storage& storage, const std::string& path) {
   VARVE_ASSIGN_OR_RETURN(auto lock, storage.Lock(LockPath(path)));
   FileLocks* const locks = storage.extras().file_locks;
-  if (locks != nullptr) {
-    // The lock file is there by now: a removal looks for it after it has locked the directory.
-    Status unlocked = locks->LockFile(ParentPath(path), LockMode::kShared).status();
-    if (unlocked.code() == StatusCode::kFailedPrecondition) {
-      return unlocked;
+  for (int i = 0; i < kTries && locks != nullptr; ++i) {
+    const Status free = locks->LockFile(ParentPath(path), LockMode::kShared).status();
+    if (free.code() != StatusCode::kFailedPrecondition) {
+      break;
     }
+    SleepFor(kPause);
   }
   return lock;
 }

@@ -41,8 +41,7 @@ inline constexpr std::uint64_t kMaxPinBytes = 1000;
 /// not. A pin that cannot be read counts.
 std::optional<std::string> ReadPin(Storage& storage, const std::string& path);
 
-/// Locks the name of a checkpoint. Errors: FailedPrecondition when a save of it is under way, or a
-/// removal has locked the directory above for longer than an instant (LockNameToRemove);
+/// Locks the name of a checkpoint. Errors: FailedPrecondition when a save of it is under way;
 /// Unimplemented where the file system has no locks.
 Result<std::unique_ptr<StorageLock>> LockName(Storage& storage, const std::string& path);
 
@@ -57,7 +56,7 @@ struct RemovalLock {
 
 /// Locks the name of a checkpoint to remove it. Where the file system has no room for the lock
 /// file, locks the directory above instead: a removal is how its user makes room. LockName then
-/// fails for every name in that directory. Errors: as LockName.
+/// waits for an instant. Errors: as LockName.
 Result<RemovalLock> LockNameToRemove(Storage& storage, const std::string& path);
 
 /// Returns FailedPrecondition where another process has made the lock file since LockNameToRemove

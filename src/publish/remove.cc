@@ -3,7 +3,7 @@
 //     nothing. A file system that has no room for the lock file, for it is out of inodes, could
 //     else never be given room. There the directory above is locked (flock of the directory), and
 //     that no lock file of the name is there shows that no save has the name. A save that makes
-//     its lock file later finds the directory locked, and waits or fails.
+//     its lock file later finds the directory locked, and waits for an instant: see step 3.
 //  2. A displaced checkpoint gets its name back, so that it is removed and not found again later.
 //     A pinned checkpoint stays. A removal by a rule of the run also spares one that is being read:
 //     it takes the lock that all readers share for itself, and gives it back when the name is gone.

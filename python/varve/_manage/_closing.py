@@ -45,6 +45,8 @@ def end_saves(
     pending, and lets the saves go on. The second one gives the saves up. The third one is raised at once.
     """
     presses = int(isinstance(error, KeyboardInterrupt))
+    if presses and uploads is not None:
+        uploads.abort()
     while True:
         limit = _LAST if presses > 1 else math.inf
         try:

@@ -249,10 +249,12 @@ class FollowUp:
                 # Where saves have ended meanwhile, removals fall behind and the disk would fill.
                 self.prune(save.attempt, _BUSY_SHARE if self._work.empty() else 1.0)
             return
-        if self._rank == 0 and isinstance(error, OutOfSpaceError):
-            self.make_room(save.attempt)
-        if self._on_failure is not None and not isinstance(error, CancelledError):
-            self.call(self._on_failure, save.step, error)
+        try:
+            if self._rank == 0 and isinstance(error, OutOfSpaceError):
+                self.make_room(save.attempt)
+        finally:
+            if self._on_failure is not None and not isinstance(error, CancelledError):
+                self.call(self._on_failure, save.step, error)
 
     def _note(self, save: Save, future: Future[Any], error: BaseException | None) -> None:
         line: dict[str, Any] = {

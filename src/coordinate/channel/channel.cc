@@ -443,8 +443,12 @@ void Channel::Lost(int key, const std::string& why) {
     relayed_.Lost(key, why);
   } else if (!relayed_.Has(key)) {
     const bool by_relay = options_.rank != 0 && leader_ != 0 && leader_ != options_.rank;
-    by_relay&& why != kClosed ? state_.Lost(key, LostWith(leader_), leader_)
-                              : state_.Lost(key, why);
+    if (by_relay && why != kClosed) {
+      state_.Lost(key, LostWith(leader_), leader_);
+    } else {
+      state_.Lost(key, why);
+    }
+    relayed_.DirectIsLost(key);
   }
 }
 

@@ -118,7 +118,7 @@ void Links::Poll(TimePoint until) {
   }
 }
 
-void Links::PollOnly(const std::vector<int>& keys, TimePoint until) {
+bool Links::PollOnly(const std::vector<int>& keys, TimePoint until) {
   std::vector<pollfd> ready{{wake_.get(), POLLIN, 0}};
   std::vector<int> known;
   for (const int key : keys) {
@@ -128,7 +128,7 @@ void Links::PollOnly(const std::vector<int>& keys, TimePoint until) {
       known.push_back(key);
     }
   }
-  (void)::poll(ready.data(), ready.size(), Milliseconds(until));
+  const bool is_ready = ::poll(ready.data(), ready.size(), Milliseconds(until)) > 0;
   if (ready[0].revents != 0) {
     Sleep();
   }
@@ -141,6 +141,7 @@ void Links::PollOnly(const std::vector<int>& keys, TimePoint until) {
       Read(known[i]);
     }
   }
+  return is_ready;
 }
 
 void Links::Write(int key) {

@@ -58,8 +58,8 @@ class Links {
   void Put(int key, Frame frame);
   /// Waits until a socket is ready, at most until then; reads, writes and accepts.
   void Poll(TimePoint until);
-  /// Does the same with these connections alone.
-  void PollOnly(const std::vector<int>& keys, TimePoint until);
+  /// Does the same with these connections alone; returns false where none of them was ready.
+  bool PollOnly(const std::vector<int>& keys, TimePoint until);
   void Drop(int key, const std::string& why);
   void CloseAll(const std::string& why);
   /// Closes all without a word to the owner, and needs no memory for it.

@@ -27,7 +27,8 @@
 //     waits for that, ten seconds at most. The leader gets what is sent to all ranks after the
 //     others. Its own messages have left when the relay has sent them, and not before.
 //  8. While the frames that a relay holds exceed 32 MiB it begins to read none: it finishes those
-//     that it has begun, one of each of its connections at most.
+//     that it has begun, one of each of its connections at most. Where none of these goes on for a
+//     second, it looks at all connections.
 
 #include "coordinate/channel/relay.h"
 
@@ -89,6 +90,9 @@ class Relay::Running final : public Links::Owner {
   /// Further ranks are refused, and connect to rank 0.
   void Refused(std::string /*why*/) override { links_.StopListening(); }
   [[nodiscard]] bool TakesMore() const override {
+    if (takes_all_) {
+      return true;
+    }
     std::size_t half_read = 0;
     (void)links_.HalfRead(&half_read);
     return links_.UnsentTo(RelayState::kUp) + state_.held() + half_read <= kMostRead;
@@ -97,6 +101,8 @@ class Relay::Running final : public Links::Owner {
   Links& links() { return links_; }
   /// Passes frames on until rank 0 is lost, or the relay is to end.
   void Run();
+  /// Closes all connections, and ends the waits of Flush.
+  void Abandon();
   void End() {
     ends_ = true;
     links_.Wake();
@@ -124,7 +130,8 @@ class Relay::Running final : public Links::Owner {
   [[nodiscard]] bool IsQuiet(TimePoint since) const {
     const std::size_t own =
         (links_.Has(RelayState::kUp) ? 1U : 0U) + (links_.Has(leader_) ? 1U : 0U);
-    const bool has_left = links_.size() == own;
+    const bool has_left =
+        links_.size() == own && state_.held() == 0 && links_.UnsentTo(RelayState::kUp) == 0;
     const bool is_quiet =
         Now() - std::max(since, busy_) > kQuiet && !links_.HasUnsent() && !state_.OthersWait();
     return has_left || is_quiet || Now() - since > kLongestEnd;
@@ -133,6 +140,7 @@ class Relay::Running final : public Links::Owner {
   const int leader_;
   const int size_;
   std::atomic<bool> ends_{false};
+  bool takes_all_ = false;  // However much it holds.
   TimePoint busy_{};
   std::uint64_t own_frames_ = 0;  // Of the leader, read.
   std::mutex mutex_;
@@ -154,7 +162,12 @@ void Relay::Running::Read(TimePoint until) {
     keys.clear();
   }
   keys.push_back(RelayState::kUp);
-  links_.PollOnly(keys, until);
+  // A rank that was interrupted in the middle of a frame would else hold up all others.
+  if (!links_.PollOnly(keys, std::min(until, Now() + kQuiet)) && Now() < until) {
+    takes_all_ = true;
+    links_.Poll(Now());
+    takes_all_ = false;
+  }
 }
 
 void Relay::Running::Run() {
@@ -172,13 +185,19 @@ void Relay::Running::Run() {
     Read(std::min(state_.due(), Now() + longest));
   }
   links_.StopListening();  // The others read the address of the next one.
-  links_.Poll(Now());      // The leader's last frames.
+  takes_all_ = true;
+  links_.Poll(Now());  // The leader's last frames.
   const TimePoint until = Now() + kQuiet;
   Send(TimePoint::max());
   while (links_.HasUnsent() && Now() < until) {
     links_.Poll(until);
   }
   links_.CloseAll(kLostReason);
+  Abandon();
+}
+
+void Relay::Running::Abandon() {
+  links_.Abandon();
   const std::scoped_lock lock(mutex_);
   passed_ = std::numeric_limits<std::uint64_t>::max();  // Nothing more leaves.
   changed_.notify_all();
@@ -278,7 +297,7 @@ Result<Socket> Relay::Start(Connection up, int above) {
         try {
           running->Run();
         } catch (const std::bad_alloc&) {
-          running->links().Abandon();  // The ranks behind it fail; the leader's training goes on.
+          running->Abandon();  // The ranks behind it fail; the leader's training goes on.
         }
         all.Remove(running);
       }).detach();

@@ -31,7 +31,7 @@ void RelayState::Arrived(int key, Frame frame, TimePoint now) {
   }
   if (frame.kind == FrameKind::kLost && key == kUp) {
     const auto report = DecodeFields<CallReport>(frame.payload);
-    End(report.ok() ? report->text : kLostReason);
+    report.ok() ? End(report->text, static_cast<int>(report->rank) - 1) : End(kLostReason, -1);
     return;
   }
   Result<RoutedFrame> routed = frame.kind == FrameKind::kRouted
@@ -97,7 +97,7 @@ void RelayState::GoesDown(RoutedFrame routed) {
 void RelayState::Lost(int key, TimePoint now) {
   keys_.erase(key);
   if (key == kUp) {
-    End(above_ == 0 ? kLostReason : LostWith(above_));
+    above_ == 0 ? End(kLostReason, -1) : End(LostWith(above_), above_);
     return;
   }
   std::vector<RankRun> others;
@@ -121,14 +121,14 @@ void RelayState::Lost(int key, TimePoint now) {
   }
 }
 
-void RelayState::End(const std::string& why) {
+void RelayState::End(const std::string& why, int cause) {
   if (ended_) {
     return;
   }
   ended_ = true;
   for (const int key : keys_) {
     if (key != kUp) {
-      down_.emplace_back(key, Frame{FrameKind::kLost, 0, EncodeFields(Ending(why, -1))});
+      down_.emplace_back(key, Frame{FrameKind::kLost, 0, EncodeFields(Ending(why, cause))});
     }
   }
 }
@@ -158,6 +158,10 @@ void RelayedRanks::Arrived(int key, const Frame& frame, TimePoint now) {
   }
   ForEachRank(routed->ranks, state_.size(), [&](int rank) {
     if (routed->frame.kind == FrameKind::kHello && rank > 0) {
+      if (state_.IsConnected(rank) && !Has(rank)) {
+        other_ways_[rank] = key;
+        return;
+      }
       state_.Lost(rank, kLostReason);
       ways_[rank] = key;
       state_.Connected(rank);
@@ -166,13 +170,24 @@ void RelayedRanks::Arrived(int key, const Frame& frame, TimePoint now) {
       if (routed->frame.kind == FrameKind::kLost) {
         ways_.erase(way);
       }
+    } else if (routed->frame.kind == FrameKind::kLost) {
+      std::erase_if(other_ways_,
+                    [&](const auto& other) { return other.first == rank && other.second == key; });
     }
   });
+}
+
+void RelayedRanks::DirectIsLost(int rank) {
+  if (const auto other = other_ways_.extract(rank); !other.empty()) {
+    ways_[rank] = other.mapped();
+    state_.Connected(rank);
+  }
 }
 
 void RelayedRanks::Lost(int key, const std::string& why) {
   merging_.erase(key);
   const int leader = key - state_.size();
+  std::erase_if(other_ways_, [&](const auto& way) { return way.second == key; });
   std::vector<int> behind;
   for (const auto& [rank, way] : ways_) {
     if (way == key) {

@@ -42,7 +42,7 @@ class RelayState {
  private:
   void GoesUp(const std::vector<RankRun>& ranks, Frame frame, TimePoint now);
   void GoesDown(RoutedFrame routed);
-  void End(const std::string& why);
+  void End(const std::string& why, int cause);
 
   const int leader_;
   const int above_;
@@ -64,8 +64,11 @@ class RelayedRanks {
   [[nodiscard]] bool Has(int rank) const { return ways_.contains(rank); }
   /// Returns the key of the connection by which a rank is reached.
   [[nodiscard]] int WayTo(int rank) const;
-  /// A rank has connected to rank 0 itself.
+  /// A rank has connected to rank 0 itself. That connection counts: a relay that was late may still
+  /// read the one that the rank has given up.
   void Forget(int rank) { ways_.erase(rank); }
+  /// Such a connection has ended. The rank may have come by a relay before that was seen.
+  void DirectIsLost(int rank);
   /// Takes a frame of a relay, which tells ChannelState of each rank that it is of.
   void Arrived(int key, const Frame& frame, TimePoint now);
   /// The ranks behind a relay are lost with its leader.
@@ -78,7 +81,8 @@ class RelayedRanks {
 
  private:
   ChannelState& state_;
-  std::map<int, int> ways_;  // Keys of relays, by the ranks behind them.
+  std::map<int, int> ways_;        // Keys of relays, by the ranks behind them.
+  std::map<int, int> other_ways_;  // Likewise, of ranks that have a connection of their own.
   std::map<int, FrameMerger> merging_;
   std::size_t bytes_ = 0;
 };

@@ -144,6 +144,38 @@ TEST(RelayState, RanksBehindARelayAreLostWithItOnRank0AtEveryLevel) {
   EXPECT_EQ(rank_0.WhyNotConnected(11), LostWith(9));
 }
 
+TEST(RelayState, ARelayThatIsLateDoesNotTakeTheConnectionOfARankThatHasTurnedToRank0) {
+  const int size = 9;
+  ChannelState rank_0(0, size, std::chrono::seconds(30));
+  RelayedRanks relayed(&rank_0);
+  RelayState relay(3, 0, size);
+  TimePoint now{};
+  const auto pass_up = [&] {
+    now += std::chrono::milliseconds(5);
+    for (const auto& [key, frame] : relay.TakeFrames(now)) {
+      relayed.Arrived(KeyOfRelay(3, size), frame, now);
+    }
+  };
+  rank_0.Connected(4);  // By a connection of its own.
+  relay.Connected(RelayState::kUp, now);
+  relay.Connected(4, now);  // The one that it has given up.
+  pass_up();
+  EXPECT_FALSE(relayed.Has(4));
+  relay.Lost(4, now);
+  pass_up();
+  EXPECT_TRUE(rank_0.IsConnected(4));
+  relayed.DirectIsLost(4);
+  EXPECT_FALSE(relayed.Has(4));
+
+  relay.Connected(4, now);  // It is back before rank 0 has seen the end of its own connection.
+  pass_up();
+  EXPECT_FALSE(relayed.Has(4));
+  rank_0.Lost(4, kLostReason);
+  relayed.DirectIsLost(4);
+  EXPECT_TRUE(relayed.Has(4));
+  EXPECT_TRUE(rank_0.IsConnected(4));
+}
+
 TEST(RelayState, RanksBehindOneThatDiesAreLostWithItAndItIsNamed) {
   for (unsigned seed = 0; seed < 300; ++seed) {
     const int size = 5 + static_cast<int>(seed % 23);
