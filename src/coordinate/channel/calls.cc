@@ -145,8 +145,10 @@ CallDecision Calls::Decide(std::optional<int> vote) {
     }
     return Rank0Missed(IsPast(*name_, past_));
   }
-  if (const auto behind =
-          PlaceOf(mine_, open_->name, theirs_.size(), undecided && *name_ == open_->name)) {
+  // Between rank 0's calls too: of calls that repeat a name, both may have left the first.
+  const bool repeats = !name_ && PlaceOf(theirs_, open_->name, 0, false);
+  if (const auto behind = PlaceOf(mine_, open_->name, theirs_.size(),
+                                  repeats || (undecided && *name_ == open_->name))) {
     return OtherIsLate(*behind);
   }
   if (late) {

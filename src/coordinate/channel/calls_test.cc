@@ -27,6 +27,18 @@ TEST(Calls, ALateRankFailsAloneAndNeverJoinsALaterCallOfTheSameName) {
   EXPECT_EQ(calls.Decide().kind, Kind::kJoined);
 }
 
+TEST(Calls, ARankThatComesBetweenRank0sCallsIsNotTakenForLateToOneThatBothHaveLeft) {
+  Calls calls;
+  calls.Begin("save latest");
+  calls.End("another rank had left it");
+  calls.Comes(1, "save latest");
+  calls.Leaves(1, "waited");
+  calls.Comes(2, "save latest");
+  EXPECT_EQ(calls.Decide().kind, Kind::kWait);
+  calls.Begin("save latest");
+  EXPECT_EQ(calls.Decide().kind, Kind::kJoined);
+}
+
 TEST(Calls, ALateRank0FailsAloneLikewise) {
   Calls calls;
   calls.Comes(1, "save latest");
