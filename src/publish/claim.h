@@ -71,8 +71,8 @@ Result<std::unique_ptr<StorageLock>> TakeLock(Storage& storage, const std::strin
 /// the checkpoint and leaves links to it alone. Errors: InvalidArgument for links in a circle.
 Result<std::string> FollowLinks(Storage& storage, const std::string& path);
 
-/// Returns a name of the directory without "..", if it has such components. What lies at "a/../a"
-/// would else have lost its directory when "a" is renamed.
+/// Returns another name of a directory whose name has "..": one without it. A removal renames "a",
+/// and "a/../a" would then lead nowhere.
 std::string WithoutParentNames(Storage& storage, const std::string& directory);
 
 /// Makes a directory and its parents, each durable. No-op for what exists, and in object stores, to

@@ -14,7 +14,7 @@
 namespace varve {
 namespace {
 
-/// What epoll returns for descriptors that have no key: keys are smaller, arriving connections
+/// Tags of descriptors without a key. Keys are smaller; the tags of arriving connections are
 /// greater.
 constexpr std::uint64_t kWakeTag = std::uint64_t{1} << 32U;
 constexpr std::uint64_t kListenerTag = kWakeTag + 1;

@@ -29,8 +29,9 @@ class RelayState {
 
   /// Returns the frames to send now, in order, with the keys of their connections.
   std::vector<std::pair<int, Frame>> TakeFrames(TimePoint now);
-  /// When the frames that are kept back leave, and their bytes.
+  /// Returns the time at which the frames that are kept back leave.
   [[nodiscard]] TimePoint due() const { return due_; }
+  /// Returns the bytes of these frames.
   [[nodiscard]] std::size_t held() const { return up_.bytes(); }
   /// Ranks behind it, but the leader, that have sent a message and wait for rank 0.
   [[nodiscard]] bool OthersWait() const {
