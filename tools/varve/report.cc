@@ -9,10 +9,10 @@
 
 #include <unistd.h>
 
-#include "json.h"
 #include "keep_rules.h"
 #include "report_advice.h"
 #include "report_data.h"
+#include "report_json.h"
 #include "report_page.h"
 #include "text.h"
 #include "varve/storage.h"
@@ -42,120 +42,6 @@ struct Options {
   std::vector<std::string> keep;
   bool json = false;
 };
-
-Json AsJson(const Summary& summary) {
-  return {{"count", summary.count},
-          {"median", summary.median},
-          {"p95", summary.p95},
-          {"most", summary.most},
-          {"total", summary.total}};
-}
-
-Json AsJson(const HistoryNotes& notes) {
-  Json listed = Json::array();
-  for (const HistoryNote& note : notes.newest) {
-    listed.push_back({{"time", note.time},
-                      {"step", note.step},
-                      {"name", note.name},
-                      {"text", note.text},
-                      {"bytes", note.bytes}});
-  }
-  return {{"count", notes.count}, {"bytes", notes.bytes}, {"newest", listed}};
-}
-
-Json JobsAsJson(const ReportData& data) {
-  Json listed = Json::array();
-  for (std::size_t i = 0; i < data.history.jobs.size(); ++i) {
-    const HistoryJob& job = data.history.jobs[i];
-    const JobEnd& end = data.ends[i];
-    listed.push_back(
-        {{"start", job.start},
-         {"last", job.last},
-         {"attempt", job.attempt},
-         {"world_size", job.world_size},
-         {"host", job.host},
-         {"resumed_from", If(job.resumed_from.has_value(), job.resumed_from.value_or(0))},
-         {"saves", job.saves},
-         {"failed", job.failed},
-         {"outcome", If(job.outcome.has_value(), job.outcome.value_or(""))},
-         {"killed", end.killed},
-         {"lost_seconds_at_most", end.lost},
-         {"steps_back", end.steps_back}});
-  }
-  return listed;
-}
-
-Json StepsAsJson(const ReportData& data) {
-  Json listed = Json::array();
-  for (std::size_t i = 0; i < data.steps.size(); ++i) {
-    const RunStep& step = data.steps[i];
-    Json metrics = Json::object();
-    for (const auto& [name, value] : step.metrics) {
-      metrics[name] = value;  // NaN becomes null.
-    }
-    listed.push_back({{"name", step.name},
-                      {"step", step.step},
-                      {"attempt", step.attempt},
-                      {"state", StateName(step.state)},
-                      {"bytes", step.bytes},
-                      {"pin", If(step.pin.has_value(), step.pin.value_or(""))},
-                      {"metrics", metrics},
-                      {"keeps", data.judgements[i].keeps},
-                      {"reasons", data.judgements[i].reasons}});
-  }
-  return listed;
-}
-
-Json ModelAsJson(const ReportData& data) {
-  if (!data.model) {
-    return {};
-  }
-  const auto listed = [](const std::vector<Subtree>& parts) {
-    Json list = Json::array();
-    for (const Subtree& part : parts) {
-      list.push_back({{"name", part.name}, {"tensors", part.tensor_count}, {"bytes", part.bytes}});
-    }
-    return list;
-  };
-  return {{"step", data.model->step},
-          {"tensors", data.model->tensor_count},
-          {"bytes", data.model->bytes},
-          {"parts", listed(data.model->parts)},
-          {"dtypes", listed(data.model->dtypes)}};
-}
-
-std::string ReportAsJson(const ReportData& data) {
-  Json ranks = Json::object();
-  for (const auto& [name, phase] : data.history.phases) {
-    Json counts = Json::object();
-    for (const auto& [rank, count] : phase.slowest) {
-      counts[std::to_string(rank)] = count;
-    }
-    ranks[name] = counts;
-  }
-  Json advice = Json::array();
-  for (const Advice& one : AdviceFor(data)) {
-    advice.push_back({{"kind", KindName(one.kind)}, {"text", one.text}});
-  }
-  return ToLine({{"run", data.run},
-                 {"lines", data.history.lines},
-                 {"unreadable", data.history.unreadable},
-                 {"saves", data.history.saves.size()},
-                 {"stall_seconds", AsJson(data.stall)},
-                 {"write_seconds", AsJson(data.write)},
-                 {"bytes_per_second", AsJson(data.bandwidth)},
-                 {"interval_seconds", AsJson(data.interval)},
-                 {"ran_seconds", data.ran},
-                 {"mtbf_seconds", If(data.mtbf.has_value(), data.mtbf.value_or(0))},
-                 {"slowest_ranks", ranks},
-                 {"failures", AsJson(data.history.failures)},
-                 {"jobs", JobsAsJson(data)},
-                 {"steps", StepsAsJson(data)},
-                 {"damaged", AsJson(data.history.damaged)},
-                 {"removed", AsJson(data.history.removed)},
-                 {"model", ModelAsJson(data)},
-                 {"advice", advice}});
-}
 
 Status CannotWrite(const std::string& path) {
   return Unavailable("report: write " + path + ": " + std::generic_category().message(errno));
@@ -222,14 +108,14 @@ Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
                                                : DefaultPage(options.run);
   std::string text;
   if (!out.empty()) {
-    const std::string page = PageOf(data);
+    const std::string page = PageOf(ReportAsJson(data));
     VARVE_RETURN_IF_ERROR(WritePage(out, page));
     text = "wrote " + Printable(out) + ", " + FormatBytes(page.size()) + "\n";
     for (const Advice& one : AdviceFor(data)) {
       text += one.kind == Advice::Kind::kWarning ? "warning: " + Printable(one.text) + "\n" : "";
     }
   }
-  return Outcome{options.json ? ReportAsJson(data) : text};
+  return Outcome{options.json ? ToLine(ReportAsJson(data)) : text};
 }
 
 }  // namespace
@@ -243,10 +129,11 @@ void AddReport(Command program) {
                 "A rule as `varve prune` has it: show what it would keep");
   verb.Flag(
       "--json", &options->json,
-      "An object: run, lines, unreadable, saves, stall_seconds, write_seconds, bytes_per_second, "
-      "interval_seconds (count, median, p95, most, total), ran_seconds, mtbf_seconds, "
-      "slowest_ranks, failures, jobs, steps, damaged, removed, model, advice. No page is "
-      "written without -o");
+      "An object: run, version, time, history (whether there is one), lines, unreadable, saves, "
+      "stall_seconds, write_seconds, bytes_per_second, interval_seconds (count, median, p95, most, "
+      "total), ran_seconds, mtbf_seconds, points (of the charts), phases, slowest_ranks, failures, "
+      "jobs, steps, others (beside the steps), damaged, removed, model, no_model (why there is "
+      "none), advice. No page is written without -o");
   verb.RunsUntilStopped([=](const std::stop_token& stop) { return Run(*options, stop); });
 }
 

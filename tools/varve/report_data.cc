@@ -203,9 +203,13 @@ std::vector<std::size_t> PointsToDraw(const std::vector<HistorySave>& saves) {
     }
     return points;
   }
-  // Three of each stretch, and both ends.
-  const std::size_t stretches = (kMostPoints - 2) / 3;
-  std::set<std::size_t> chosen = {0, count - 1};
+  // Three of each stretch, the first, and the newest, which are listed too.
+  constexpr std::size_t kNewest = 200;
+  const std::size_t stretches = (kMostPoints - 1 - kNewest) / 3;
+  std::set<std::size_t> chosen = {0};
+  for (std::size_t i = count - kNewest; i < count; ++i) {
+    chosen.insert(i);
+  }
   for (std::size_t part = 0; part < stretches; ++part) {
     const std::size_t begin = count * part / stretches;
     const std::size_t end = count * (part + 1) / stretches;

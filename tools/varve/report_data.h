@@ -73,7 +73,7 @@ Result<ReportData> GatherReport(const std::string& run, const KeepRules& rules,
                                 const std::stop_token& stop);
 
 /// Returns the saves to be drawn, by index: all of them, or of many the slowest and the longest
-/// stalling of each stretch, and the first and last one, so that no peak is lost. At most
+/// stalling of each stretch, the first one and the newest 200, so that no peak is lost. At most
 /// kMostPoints.
 inline constexpr std::size_t kMostPoints = 1500;
 std::vector<std::size_t> PointsToDraw(const std::vector<HistorySave>& saves);

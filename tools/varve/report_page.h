@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "report_data.h"
+#include "json.h"
 
 namespace varve::cli {
 
@@ -13,8 +13,9 @@ inline constexpr std::string_view kPageBegin =
     "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
     "<meta name=\"generator\" content=\"varve report\">\n";
 
-/// Returns the page. Names and messages come from files that anyone may have written: none of them
-/// can become markup or script.
-std::string PageOf(const ReportData& data);
+/// Returns the page of a document of ReportAsJson: the document, and the script that makes tables
+/// and charts of it (report/page.js). Names and messages in it come from files that anyone may
+/// have written: none of them can become markup or script.
+std::string PageOf(const Json& report);
 
 }  // namespace varve::cli
