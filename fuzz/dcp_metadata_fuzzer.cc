@@ -62,7 +62,7 @@ Decoded Again(const Decoded& decoded, const DcpAttributeList& attributes) {
     written.emplace_back(kDcpStructure, EncodeValue(*decoded.structure));
   }
   const DcpEncodeOptions options{.structure = decoded.structure ? &*decoded.structure : nullptr,
-                                 .requires_grad = {},
+
                                  .attributes = std::move(written)};
   const auto encoded = EncodeDcpMetadata(decoded.metadata, options);
   VARVE_FUZZ_CHECK(encoded.ok());

@@ -365,7 +365,7 @@ Status AddRank(std::uint32_t rank, const LocalPlan& plan, const RankAssignment& 
 Result<CheckpointIndex> MakeDcpIndex(const SettledSave& settled,
                                      const std::vector<std::string>& receipts,
                                      const std::string& below) {
-  DcpIndexBuilder index(settled.identity.block_bytes);
+  DcpIndexBuilder index(settled.identity.block_bytes, settled.identity.save_id);
   const auto add = [&](std::uint32_t rank, const LocalPlan& plan,
                        const RankAssignment& assignment) -> Status {
     VARVE_ASSIGN_OR_RETURN(const DcpFile file, DecodeDcpFile(receipts[rank]));

@@ -38,7 +38,8 @@ Chunk DcpChunkOf(std::uint32_t file, Box box, const DcpExtent& item) {
   return chunk;
 }
 
-DcpIndexBuilder::DcpIndexBuilder(std::uint64_t block_bytes) : block_bytes_(block_bytes) {}
+DcpIndexBuilder::DcpIndexBuilder(std::uint64_t block_bytes, const SaveId& save_id)
+    : block_bytes_(block_bytes), save_id_(save_id) {}
 
 Result<std::uint32_t> DcpIndexBuilder::AddFile(std::uint32_t rank, const DcpFile& file,
                                                std::uint64_t number) {
@@ -75,6 +76,7 @@ Result<CheckpointIndex> DcpIndexBuilder::Finish(const std::optional<Value>& stru
   metadata.format = Format::kDcp;
   metadata.world_size = static_cast<std::uint32_t>(files_.size());
   metadata.block_bytes = block_bytes_;
+  metadata.save_id = save_id_;
   metadata.files = std::move(files_);
   metadata.side_files = std::move(side_files);
   for (StoredFile& file : metadata.side_files) {

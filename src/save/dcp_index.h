@@ -48,8 +48,8 @@ Chunk DcpChunkOf(std::uint32_t file, Box box, const DcpExtent& item);
 /// Gathers files, tensors and values in any order, then encodes them. Threads: one.
 class DcpIndexBuilder {
  public:
-  /// `block_bytes` of all files' checksums.
-  explicit DcpIndexBuilder(std::uint64_t block_bytes);
+  /// `block_bytes` of all files' checksums; `save_id` is for the index, zero for none.
+  explicit DcpIndexBuilder(std::uint64_t block_bytes, const SaveId& save_id = {});
 
   /// Adds the data file DcpFileName(rank, number) and returns its place among the files. Errors:
   /// InvalidArgument when its checksums are of blocks of another size.
@@ -69,6 +69,7 @@ class DcpIndexBuilder {
 
  private:
   std::uint64_t block_bytes_;
+  SaveId save_id_;
   std::vector<DataFile> files_;
   std::map<std::string, TensorMetadata> tensors_;
   std::map<std::string, ObjectMetadata> objects_;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string_view>
@@ -99,13 +100,13 @@ class Encoder {
   Status Run() {
     New(kMetadata, "Metadata");
     out_.Str("state_dict_metadata");
-    State();
+    VARVE_RETURN_IF_ERROR(State());
     out_.Str("planner_data");
     VARVE_RETURN_IF_ERROR(PlannerData());
     out_.Str("storage_data");
     VARVE_RETURN_IF_ERROR(StorageData());
     out_.Str("storage_meta");
-    out_.None();
+    StorageMeta();
     out_.Str("version");
     out_.Str("1.0.0");
     for (const auto& [name, bytes] : options_.attributes) {
@@ -162,32 +163,76 @@ class Encoder {
     out_.Reduce();
   }
 
-  void State() {
+  /// Writes the entries in the order of the structure, which a state that torch builds of them has;
+  /// then those that the structure has not.
+  Status State() {
     out_.Dict();
     Portions items(&out_, &PickleWriter::SetItems);
+    std::unordered_map<std::string_view, const TensorMetadata*> left;  // Null: of a value.
     for (const TensorMetadata& tensor : in_.tensors) {
-      if (hidden_.contains(tensor.fqn)) {
-        continue;
+      if (!hidden_.contains(tensor.fqn)) {
+        left.emplace(tensor.fqn, &tensor);
       }
-      items.Next();
-      strings_.Write(tensor.fqn);
-      New(kMetadata, "TensorStorageMetadata");
-      strings_.Write("properties");
-      Properties(tensor);
-      strings_.Write("size");
-      Size(tensor.shape);
-      strings_.Write("chunks");
-      Chunks(tensor);
-      Built();
     }
     for (const ObjectMetadata& object : in_.objects) {
-      items.Next();
-      strings_.Write(object.fqn);
+      left.emplace(object.fqn, nullptr);
+    }
+    const auto write = [&](std::string_view fqn) {
+      const auto found = left.find(fqn);
+      if (found != left.end()) {
+        items.Next();
+        Entry(found->first, found->second);
+        left.erase(found);
+      }
+    };
+    if (options_.structure != nullptr) {
+      std::vector<Part> path;
+      VARVE_RETURN_IF_ERROR(
+          Paths(*options_.structure, &path, [&](const auto& found) { write(NameOf(found)); }));
+    }
+    for (const TensorMetadata& tensor : in_.tensors) {
+      write(tensor.fqn);
+    }
+    for (const ObjectMetadata& object : in_.objects) {
+      write(object.fqn);
+    }
+    items.End();
+    return Status::Ok();
+  }
+
+  /// Writes the entry of a tensor; null for that of a value. `fqn` is a name of the metadata's.
+  void Entry(std::string_view fqn, const TensorMetadata* tensor) {
+    strings_.Write(fqn);
+    if (tensor == nullptr) {
       out_.Global(kMetadata, "BytesStorageMetadata");
       out_.Tuple0();
       out_.NewObject();
+      return;
     }
-    items.End();
+    New(kMetadata, "TensorStorageMetadata");
+    strings_.Write("properties");
+    Properties(*tensor);
+    strings_.Write("size");
+    Size(tensor->shape);
+    strings_.Write("chunks");
+    Chunks(*tensor);
+    Built();
+  }
+
+  /// Writes the id of the save, as torch has it: a UUID's text.
+  void StorageMeta() {
+    if (in_.save_id == SaveId{}) {
+      out_.None();
+      return;
+    }
+    std::string id = ToString(in_.save_id);
+    for (const std::size_t dash : {8, 13, 18, 23}) {
+      id.insert(dash, "-");
+    }
+    New(kMetadata, "StorageMeta");
+    out_.Str("save_id");
+    out_.Str(id);
+    Built();
   }
 
   void Properties(const TensorMetadata& tensor) {
@@ -198,8 +243,7 @@ class Encoder {
     out_.Global("torch", DTypeName(tensor.dtype));
     out_.Constant(&layout_, "torch.serialization", "_get_layout",
                   [this] { out_.Str("torch.strided"); });
-    out_.Bool(std::binary_search(options_.requires_grad.begin(), options_.requires_grad.end(),
-                                 tensor.fqn));
+    out_.Bool(false);  // requires_grad, which torch records and uses nowhere.
     // 0 is TORCH_CONTIGUOUS_FORMAT.
     out_.Constant(&memory_format_, kMetadata, "_MEM_FORMAT_ENCODING", [this] { out_.Int(0); });
     out_.Bool(false);  // pin_memory
@@ -236,7 +280,8 @@ class Encoder {
       }
     } else {
       std::vector<Part> path;
-      VARVE_RETURN_IF_ERROR(Paths(*options_.structure, &path, &items));
+      VARVE_RETURN_IF_ERROR(
+          Paths(*options_.structure, &path, [&](const auto& found) { Path(found, &items); }));
     }
     items.End();
     return Status::Ok();
@@ -249,19 +294,20 @@ class Encoder {
     bool is_position = false;
   };
 
+  /// Calls `take` with the path of each entry of a structure, in its order.
   Status Paths(const Value& value, std::vector<Part>* path,  // NOLINT(misc-no-recursion)
-               Portions* items) {
+               const std::function<void(const std::vector<Part>&)>& take) {
     if (path->size() > kMaxValueDepth) {
       return InvalidArgument("the structure nests deeper than " + std::to_string(kMaxValueDepth) +
                              " levels");
     }
     switch (value.kind) {
       case ValueKind::kTensorLeaf:
-      case ValueKind::kObjectLeaf: Path(*path, items); return Status::Ok();
+      case ValueKind::kObjectLeaf: take(*path); return Status::Ok();
       case ValueKind::kList:
         for (std::size_t i = 0; i < value.items.size(); ++i) {
           path->push_back({.position = i, .is_position = true});
-          VARVE_RETURN_IF_ERROR(Paths(value.items[i], path, items));
+          VARVE_RETURN_IF_ERROR(Paths(value.items[i], path, take));
           path->pop_back();
         }
         return Status::Ok();
@@ -272,13 +318,13 @@ class Encoder {
       case ValueKind::kNamedDict:
       case ValueKind::kWrapped:
         if (value.kind == ValueKind::kWrapped && values_.contains(NameOf(*path))) {
-          Path(*path, items);
+          take(*path);
           return Status::Ok();
         }
         for (std::size_t i = 0; i + 1 < value.items.size(); i += 2) {
           const Value& key = value.items[i];
           path->push_back({.key = KeyText(key)});
-          VARVE_RETURN_IF_ERROR(Paths(value.items[i + 1], path, items));
+          VARVE_RETURN_IF_ERROR(Paths(value.items[i + 1], path, take));
           path->pop_back();
         }
         return Status::Ok();

@@ -17,8 +17,6 @@ struct DcpEncodeOptions {
   /// The containers of the state, for planner_data: dicts, lists and leaves as docs/format.md says.
   /// Null puts all entries into one dict: torch 2.6 builds no state from an index without paths.
   const Value* structure = nullptr;
-  /// The tensors that are parameters with gradients; sorted. torch records it and uses it nowhere.
-  std::vector<std::string> requires_grad;
   /// More attributes of the Metadata object, as bytes: torch keeps and ignores them. Sorted by
   /// name, and not one of DCP's own names.
   DcpAttributeList attributes;
@@ -27,7 +25,8 @@ struct DcpEncodeOptions {
 };
 
 /// Returns a pickle of protocol 2 that any Python 3 with torch turns into the objects that torch's
-/// own writer would have made, with no storage_meta. The same input always gives the same bytes.
+/// own writer would have made, in the order of the structure; its storage_meta has the id of the
+/// save alone, where there is one. The same input always gives the same bytes.
 /// Files that no extent lies in are not named in it: DCP has no list of files.
 ///
 /// Every extent must be of Encoding::kTorchItem or kZstdTorchItem, but for those of inner tensors

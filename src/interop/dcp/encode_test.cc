@@ -79,16 +79,41 @@ TEST(DcpEncode, WritesTheObjectsThatTorchWrites) {
               "}, 'storage_meta': None, 'version': '1.0.0'"));
 }
 
-TEST(DcpEncode, WritesPathsAttributesAndGradients) {
+TEST(DcpEncode, EntriesStandInTheOrderOfTheStateAndThenTheOthers) {
+  Metadata metadata = Sample();
+  metadata.tensors.push_back(metadata.tensors[0]);
+  metadata.tensors[1].fqn = "b";
+  Value structure{.kind = ValueKind::kDict};
+  structure.items = {Value::Str("step"), Value{.kind = ValueKind::kObjectLeaf},  //
+                     Value::Str("b"),    Value{.kind = ValueKind::kTensorLeaf},  //
+                     Value::Str("none"), Value{.kind = ValueKind::kTensorLeaf}};
+  const std::string text = Encoded(metadata, {.structure = &structure});
+  const std::string entries = text.substr(0, text.find("'planner_data'"));
+  EXPECT_LT(entries.find("'step': "), entries.find("'b': "));
+  EXPECT_LT(entries.find("'b': "), entries.find("'a.w': "));
+  EXPECT_NE(entries.find("'a.w': "), std::string::npos);
+  EXPECT_EQ(entries.find("'none'"), std::string::npos);
+}
+
+TEST(DcpEncode, TheIdOfTheSaveIsTextAsTorchHasIt) {
+  Metadata metadata = Sample();
+  for (std::uint8_t i = 0; i < 16; ++i) {
+    metadata.save_id.bytes.at(i) = i;
+  }
+  EXPECT_NE(Encoded(metadata).find(
+                "'storage_meta': " +
+                New(kModule + "StorageMeta", "'save_id': '00010203-0405-0607-0809-0a0b0c0d0e0f'")),
+            std::string::npos);
+}
+
+TEST(DcpEncode, WritesPathsAndAttributes) {
   Value list{.kind = ValueKind::kList, .items = {Value{.kind = ValueKind::kDict}}};
   list.items.push_back({.kind = ValueKind::kObjectLeaf});
   Value structure{.kind = ValueKind::kOrderedDict};
   structure.items = {Value::Int(-7), Value{.kind = ValueKind::kTensorLeaf}, Value::Str("a"), list};
   const std::string text =
-      Encoded(Sample(),
-              {.structure = &structure, .requires_grad = {"a.w"}, .attributes = {{"x", "\x80!"}}});
+      Encoded(Sample(), {.structure = &structure, .attributes = {{"x", "\x80!"}}});
   EXPECT_NE(text.find("'planner_data': {'-7': ('-7'), 'a.1': ('a', 1)}"), std::string::npos);
-  EXPECT_NE(text.find("('torch.strided')), True, R("), std::string::npos);
   EXPECT_NE(text.find("'x': R(_codecs:encode, ('\\xc2\\x80!', 'latin1'))"), std::string::npos);
 }
 

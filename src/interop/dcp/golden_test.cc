@@ -200,8 +200,8 @@ TEST(DcpGolden, EncodingAndDecodingGivesTheSameAgain) {
     const auto decoded = DecodeDcpMetadata(Content(folder / ".metadata"));
     ASSERT_TRUE(IsOk(decoded));
     const std::string bytes("\0\x7F\x80\xFF\xC3\xA9 and text", 16);
-    const DcpEncodeOptions options{
-        .structure = &*decoded->structure, .requires_grad = {}, .attributes = {{"varve", bytes}}};
+    const DcpEncodeOptions options{.structure = &*decoded->structure,
+                                   .attributes = {{"varve", bytes}}};
     const auto encoded = EncodeDcpMetadata(decoded->metadata, options);
     ASSERT_TRUE(IsOk(encoded));
     DcpAttributeList attributes;
