@@ -9,10 +9,7 @@
 
 #include "bindings.h"
 #include "bound.h"
-#include "dcp_pickle.h"
 #include "interruptible.h"
-#include "plain_items.h"
-#include "plain_tensor.h"
 #include "publish/files_commit.h"
 #include "save/dcp_file.h"
 #include "save/dcp_index.h"
@@ -27,11 +24,6 @@ class PythonDcpItems {
     items_.push_back({std::move(fqn), std::string(archive.c_str(), archive.size())});
   }
 
-  /// Sets the archive of an item that was added with an empty one.
-  void SetArchive(std::size_t item, const nb::bytes& archive) {
-    items_.at(item).content = std::string(archive.c_str(), archive.size());
-  }
-
   void AddTensor(std::string fqn, DType dtype, const Dims& sizes, std::uintptr_t address,
                  const std::optional<Strides>& strides, const Cuda& cuda) {
     TensorSource source = HostMemory{MemoryAt(address), strides.value_or(Strides{})};
@@ -40,35 +32,6 @@ class PythonDcpItems {
                           strides.value_or(Strides{})};
     }
     items_.push_back(WholeDcpTensor(std::move(fqn), dtype, sizes, std::move(source)));
-  }
-
-  /// Adds the plain tensors of a dict, up to the first other entry.
-  ///
-  /// `leaves` and `paths` get the tensor, and the path to it, under each name; a name that is there
-  /// ends it too. `above` has the parts of the dict's own path. Returns the first other (key,
-  /// value), None at the end.
-  nb::object AddPlainItems(nb::handle entries, const std::optional<std::string>& path,
-                           const nb::tuple& above, nb::dict leaves, nb::dict paths, bool devices) {
-    return TakeWhile(entries, [&](nb::handle key, nb::handle tensor) {
-      auto name = NameAt(path, key);
-      if (!name) {
-        return false;
-      }
-      const nb::str text(name->c_str(), name->size());
-      if (leaves.contains(text) || HasAttribute(tensor, "__create_write_items__")) {
-        return false;
-      }
-      auto plain = PlainTensorOf(tensor, devices);
-      if (!plain) {
-        return false;
-      }
-      leaves[text] = tensor;
-      paths[text] = above + nb::make_tuple(key);
-      keep_.push_back(std::move(plain->storage));
-      items_.push_back(
-          WholeDcpTensor(*std::move(name), plain->dtype, plain->shape, SourceOf(*plain)));
-      return true;
-    });
   }
 
   void AddProduced(std::string fqn, DType dtype, const Dims& sizes, nb::object produce) {
@@ -114,7 +77,6 @@ class PythonDcpItems {
 
  private:
   std::vector<DcpItem> items_;
-  std::vector<nb::object> keep_;  // Storages of items.
   std::optional<nb::python_error> raised_;
 };
 
@@ -217,19 +179,13 @@ void BindDcp(nb::module_& module) {
   nb::class_<PythonDcpItems>(module, "DcpItems")
       .def(nb::init<>())
       .def("add_archive", &PythonDcpItems::AddArchive, nb::arg("fqn"), nb::arg("archive"))
-      .def("set_archive", &PythonDcpItems::SetArchive, nb::arg("item"), nb::arg("archive"))
       .def("add_tensor", &PythonDcpItems::AddTensor, nb::arg("fqn"), nb::arg("dtype"),
            nb::arg("sizes"), nb::arg("address"), nb::arg("strides") = nb::none(),
            nb::arg("cuda") = nb::none())
-      .def("add_plain_items", &PythonDcpItems::AddPlainItems, nb::arg("entries"),
-           nb::arg("path").none(), nb::arg("above"), nb::arg("leaves"), nb::arg("paths"),
-           nb::arg("devices"))
       .def("add_produced", &PythonDcpItems::AddProduced, nb::arg("fqn"), nb::arg("dtype"),
            nb::arg("sizes"), nb::arg("produce"))
       .def("fingerprints", &PythonDcpItems::Fingerprints)
       .def("write", &PythonDcpItems::Write, nb::arg("path"));
-  module.def("pickle_dcp_metadata", &PickleDcpMetadata, nb::arg("metadata"), nb::arg("classes"),
-             nb::arg("torch"));
   module.def("seal_dcp_index", &SealPython, nb::arg("index"), nb::arg("files"));
   module.def(
       "dcp_replaces_directory", [](const FsPath& path) { return DcpReplacesDirectory(path.text); },

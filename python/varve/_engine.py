@@ -224,8 +224,12 @@ def save(
     coordinator: Coordinator | None,
     options: _core.SaveOptions,
     copy: Callable[[], Any] = lambda: None,
+    warn: Callable[[str, Any, _core.SaveOptions], Any] | None = None,
 ) -> _core.SaveReport:
-    """Flattens a state and saves it; `copy` returns the upload to make of it (varve._upload), or None."""
+    """Flattens a state and saves it.
+
+    `copy` returns the upload to make of it (varve._upload), or None. `warn` takes the place of `warn_of_values`.
+    """
     rank = 0 if coordinator is None else coordinator.rank
     promise = None
     try:
@@ -245,7 +249,7 @@ def save(
         raise
     if upload is not None:
         upload.make_after_save(coordinator)
-    warn_of_values(where, report, options)
+    (warn or warn_of_values)(where, report, options)
     log_conflicts(where, report.conflicts)
     return report
 

@@ -48,7 +48,7 @@ def test_the_thread_saves_what_needs_a_pickle_where_a_process_is_asked_for(
 ) -> None:
     path = str(tmp_path / "step")
     (failure,) = run_ranks(1, jobs.async_process, agent, path, jobs.Opaque(), ((1,), (Shard(0),)))
-    assert "already exists" in failure
+    assert "already holds a checkpoint" in failure
     assert not Path(agent).exists(), "the agent had no part in it"
 
 

@@ -59,6 +59,10 @@ class Model:
         pass
 
 
+class Planner(torch_dcp.DefaultSavePlanner):
+    """The default plan, by a class of the caller's."""
+
+
 def names(records: list[dict[str, Any]]) -> list[Event]:
     return [(record["func_name"], record["event"]) for record in records]
 
@@ -67,7 +71,7 @@ def test_save_and_load_log_the_events_of_torchs(handler: Collecting, tmp_path: P
     logged = {}
     for module in (torch_dcp, dcp):
         writer = module.FileSystemWriter(tmp_path / module.__name__)
-        planner = torch_dcp.DefaultSavePlanner()
+        planner = Planner()
         module.save({"model": Model()}, storage_writer=writer, planner=planner)
         module.load({"model": Model()}, checkpoint_id=tmp_path / module.__name__)
         logged[module] = handler.take()
@@ -79,8 +83,11 @@ def test_save_and_load_log_the_events_of_torchs(handler: Collecting, tmp_path: P
             assert ours.get(key) == theirs.get(key)
 
 
-class Planner(torch_dcp.DefaultSavePlanner):
-    """The default plan, by a class of the caller's."""
+def test_a_save_that_the_engine_plans_has_no_steps(handler: Collecting, tmp_path: Path) -> None:
+    dcp.save({"w": torch.ones(4)}, checkpoint_id=tmp_path / "step")
+    found = names(handler.take())
+    assert found[0] == ("save", "start") and found[-1] == ("save", "end")
+    assert {name for name, _ in found} == {"save", "_stateful_to_state_dict"}
 
 
 @pytest.mark.parametrize("own_writer", [False, True])

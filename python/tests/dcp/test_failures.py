@@ -179,9 +179,11 @@ def test_ctrl_c_stays_a_keyboard_interrupt(tmp_path: Path) -> None:
 
 _PUBLISHING = """
 import os, sys, time, torch, varve.torch.dcp as dcp
+from torch.distributed.checkpoint import DefaultSavePlanner
+class Planner(DefaultSavePlanner): pass
 path, = sys.argv[1:]
 try:
-    dcp.save({"w": torch.ones(2)}, checkpoint_id=path, no_dist=True)
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=path, no_dist=True, planner=Planner())
     print("returned", flush=True)
 except KeyboardInterrupt:
     print("after" if os.path.exists(path + "/.metadata") else "before", flush=True)

@@ -167,7 +167,7 @@ def test_a_stock_writer_and_reader_are_varves_with_the_same_options(tmp_path: Pa
     torch_dcp.save(dict(STATE), storage_writer=writer)
     assert by_varve(str(path))
     assert len(list(path.glob("*.distcp"))) == 2, "a file for each item"
-    with pytest.raises(dcp.CheckpointError, match="exists"):
+    with pytest.raises(dcp.CheckpointError, match="already holds a checkpoint"):
         torch_dcp.save(dict(STATE), storage_writer=writer)
     loaded(path, storage_reader=FileSystemReader(path))
     assert varve.verify(path) == []

@@ -105,7 +105,7 @@ def test_files_of_a_larger_save_before_are_gone(tmp_path: Path) -> None:
 def test_a_checkpoint_is_not_overwritten_unless_allowed(module: Any, tmp_path: Path) -> None:
     path = tmp_path / "step"
     module.save(state(1), checkpoint_id=path)
-    with pytest.raises(dcp.CheckpointError, match="Checkpoint already exists") as caught:
+    with pytest.raises(dcp.CheckpointError, match="already holds a checkpoint") as caught:
         dcp.save(state(2), storage_writer=dcp.FileSystemWriter(path, overwrite=False))
     assert isinstance(caught.value.__cause__, varve.CheckpointExistsError)
     assert_holds(path, 1)
@@ -124,7 +124,7 @@ def test_other_files_in_the_directory_are_kept(tmp_path: Path) -> None:
         dcp.save(state(value), checkpoint_id=path)
         assert_holds(path, value)
         assert files(path) == [".metadata", f"__0_{value - 1}.distcp", "tokenizer.json"]
-    with pytest.raises(dcp.CheckpointError, match="Checkpoint already exists"):
+    with pytest.raises(dcp.CheckpointError, match="already holds a checkpoint"):
         dcp.save(state(3), storage_writer=dcp.FileSystemWriter(path, overwrite=False))
 
 
@@ -204,7 +204,7 @@ def test_a_rank_saving_alone_keeps_its_old_checkpoint_until_the_new_one_is_whole
     assert loaded["step"] == 1 and bool((loaded["w"] == 1).all())
     dcp.save(state(3), checkpoint_id=path, use_collectives=False)
     assert files(path) == ["__0.metadata", "__0_1.distcp"]
-    with pytest.raises(dcp.CheckpointError, match="Checkpoint already exists"):
+    with pytest.raises(dcp.CheckpointError, match="already holds a checkpoint"):
         dcp.save(
             state(4),
             storage_writer=dcp.FileSystemWriter(path, overwrite=False),

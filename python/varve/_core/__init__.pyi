@@ -271,9 +271,6 @@ class DcpItems:
     def add_archive(self, fqn: str, archive: bytes) -> None:
         """Adds what torch.save has made."""
 
-    def set_archive(self, item: int, archive: bytes) -> None:
-        """Sets the archive of an item, by its number, that was added with an empty one."""
-
     def add_tensor(
         self,
         fqn: str,
@@ -284,20 +281,6 @@ class DcpItems:
         cuda: tuple[int, int] | None = ...,
     ) -> None:
         """Adds a tensor in memory; strides are in elements. `cuda` is device and stream of device memory."""
-
-    def add_plain_items(
-        self,
-        entries: Iterator[tuple[Any, Any]],
-        path: str | None,
-        above: tuple[str | int, ...],
-        leaves: dict[str, Any],
-        paths: dict[str, tuple[str | int, ...]],
-        devices: bool,
-    ) -> tuple[Any, Any] | None:
-        """Adds the plain tensors of a dict as State.add_plain_items does.
-
-        `leaves` and `paths` get each tensor and the path to it, by its name. `above` is the dict's own path.
-        """
 
     def add_produced(
         self, fqn: str, dtype: int, sizes: Sequence[int], produce: Callable[[int, int, int], None]
@@ -312,19 +295,6 @@ class DcpItems:
 
     def write(self, path: str) -> DcpFile:
         """Writes a .distcp file and makes it durable."""
-
-def pickle_dcp_metadata(
-    metadata: Any,
-    classes: dict[type, tuple[str, str, tuple[str, ...], tuple[str, ...]]],
-    torch: tuple[Any, ...],
-) -> bytes | None:
-    """Returns the pickle of torch's Metadata, of protocol 2; None where it holds other than torch's planners put there.
-
-    Args:
-        metadata: The index.
-        classes: The dataclasses by type: module, name, fields, and fields that are left out where they are None.
-        torch: torch.Size, TensorProperties, and the layout and memory format that torch writes.
-    """
 
 def seal_dcp_index(index: bytes, files: Sequence[tuple[str, bytes]]) -> bytes:
     """Adds checksums to a pickled Metadata (protocol 2 or 3): of the files (name, report) and of itself."""

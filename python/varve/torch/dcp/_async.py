@@ -22,14 +22,12 @@ from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStage
 from torch.distributed.checkpoint.storage import StorageWriter
 
 from varve.torch._stager import Stager
-from varve.torch.dcp._by_engine import check_stager, engine_takes, save_by_engine, save_by_stager
+from varve.torch.dcp._by_engine import check_stager, save_by_engine, save_by_stager, stager_takes
 from varve.torch.dcp._by_thread import save_by_thread
 from varve.torch.dcp._events import logged
 from varve.torch.dcp._executors import in_turn
-from varve.torch.dcp._functions import _find, _name, class_of_others
-from varve.torch.dcp._job import Job
+from varve.torch.dcp._functions import job_of
 from varve.torch.dcp._ranks import Group
-from varve.torch.dcp._writer import FileSystemWriter
 
 #: Torch 2.6 saves in threads only and has no name for it.
 _TYPES: Any = getattr(state_dict_saver, "AsyncCheckpointerType", None)
@@ -54,7 +52,7 @@ def async_save(
     Args are those of `save` and of torch's `async_save`. The engine copies and saves, as
     `varve.torch.async_save` does with format="dcp", where it saves what torch's default planner and a
     FileSystemWriter of this package with one file for each rank would: tensors, also on CUDA devices, and
-    values that need no pickle, to a name that may be replaced as a whole. All else is copied by this package and
+    values that come back as they are without a pickle, to a name that may be replaced as a whole. All else is copied here and
     saved by torch's planner, on a thread. An `async_stager`, or a `storage_writer` with a `stage` of its own, is
     asked for the copy instead. A varve.torch.Stager as `async_stager` copies into its memory and saves by
     its own executor, whatever `async_checkpointer_type` says. It takes what the engine saves, and belongs
@@ -80,25 +78,15 @@ def async_save(
     if engines is not None:
         process_group = process_group if process_group is not None else engines.process_group
         async_stager = None
-    job = Job(
-        what=f"save {_name(checkpoint_id, storage_writer)}",
-        group=Group(process_group, no_dist),
-        checkpoint_id=checkpoint_id,
-        renames=storage_writer is not None and checkpoint_id is not None,
-        writer=storage_writer,
-        planner=planner,
-        use_collectives=use_collectives,
-    )
-    job.group.storage = class_of_others(storage_writer)
-    if job.writer is None:
-        job.writer = _find(checkpoint_id, FileSystemWriter, reader=False)
+    group = Group(process_group, no_dist)
+    job = job_of(checkpoint_id, storage_writer, planner, group, use_collectives)
     executor = "thread" if async_checkpointer_type is _THREAD else "process"
     job.ask(state_dict)
     if engines is not None:
         check_stager(engines, job.group, executor == "process")
         return in_turn(job.group, f"stager {id(engines)}", lambda: save_by_stager(job, engines))
     stager = job.writer if async_stager is None and _stages(job.writer) else async_stager
-    if engine_takes(job, executor, stager):
+    if stager_takes(job, executor, stager):
         return in_turn(job.group, f"engine's {executor}", lambda: save_by_engine(job, executor))
     return in_turn(job.group, "thread", lambda: save_by_thread(job, stager))
 

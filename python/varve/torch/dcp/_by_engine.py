@@ -1,24 +1,32 @@
-"""async_save by a varve.torch.Stager: this package's own, the caller's, or one that submits to the agent.
+"""Saves that the engine plans: in the call, or in the background by a varve.torch.Stager.
 
-A stager writes what the engine lays out itself. So it takes saves for which torch's default planner would
-name the same entries, of values that need no pickle, by one file for each rank. The ranks agree on it in
-the call: a rank that went another way would be waited for. With a stager of the caller's, all else is
-refused.
+The engine writes what it lays out itself. So it takes saves for which torch's default planner would
+name the same entries, of values that come back as they are without a pickle, by one file for each rank. The ranks agree on it in
+the call: a rank that went another way would be waited for. Stagers are this package's own, the caller's, or
+submit to the agent. With a stager of the caller's, all else is refused.
 """
 
 from __future__ import annotations
 
+import collections
+import datetime
+import os
+import pathlib
+import zoneinfo
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.tensor import DTensor
 
 from varve import _core, _engine, _tree
-from varve._core import background
+from varve._core import background, storage
 from varve._engine import collector_at_rest
 from varve.errors import Error, InvalidArgumentError, UnsupportedError
 from varve.torch._background import Save, with_shared
@@ -28,12 +36,12 @@ from varve.torch._shards import NUMBERS, ShardedTensor
 from varve.torch._stager import Stager, close_made, stager_of
 from varve.torch._tensors import TorchArrays
 from varve.torch.dcp._compat import flatten_state_dict
-from varve.torch.dcp._errors import from_engine
+from varve.torch.dcp._errors import checkpoint_error, from_engine
 from varve.torch.dcp._events import Step, log_step
 from varve.torch.dcp._job import AsyncSave, Job
-from varve.torch.dcp._metadata import metadata_of_save
+from varve.torch.dcp._metadata import metadata_of_index
 from varve.torch.dcp._publish import is_replaceable
-from varve.torch.dcp._ranks import TIMEOUT, Group, together
+from varve.torch.dcp._ranks import TIMEOUT, Group, Ranks, together
 from varve.torch.dcp._writer import FileSystemWriter
 
 #: The owner of the stagers that are made here.
@@ -48,8 +56,43 @@ _LOWEST_IS_SAVED = (
 _Begin = Callable[[Stager], SaveHandle]
 
 
-def engine_takes(job: Job, executor: str, stager: Any) -> bool:
-    """Returns True, on all ranks alike, where the engine saves what the planner and the writer would.
+def engine_takes(job: Job) -> bool:
+    """Returns True, on all ranks alike, where the engine saves what the planner and the writer would."""
+    return job.use_collectives and not any(_obstacles(job, lambda: _check_taken(job)))
+
+
+def save_now(job: Job) -> Metadata:
+    """Saves a state that the engine takes; durable when this returns. Collective.
+
+    Rank 0 reads the Metadata for all: another node may not see the new directory yet.
+    """
+    state, path, group = job.state, job.path, job.group
+    assert state is not None
+    options = _core.SaveOptions(format="dcp", overwrite=job.writer.overwrite, timeout=TIMEOUT)
+    failure: BaseException | None = None
+    try:
+        with group.entered(job.what) as channel:
+            content = _engine.Content(state)
+            _engine.save(content, path, TorchArrays(), channel, options, warn=_warn)
+
+            def read() -> bytes:
+                return _index(path) if group.rank == 0 else b""
+
+            index = Ranks(channel).combine("read", read, lambda read: read[:1] * group.size)
+            with collector_at_rest():
+                made = metadata_of_index(index, path)
+            assert made.storage_meta is not None
+            job.writer.save_id = made.storage_meta.save_id
+            return made
+    except CheckpointException as error:
+        failure = checkpoint_error(job.what, error, group.rank)
+    except Exception as error:
+        failure = from_engine(job.what, "write", error, 0, group.rank)
+    raise failure from failure.__cause__
+
+
+def stager_takes(job: Job, executor: str, stager: Any) -> bool:
+    """Returns True, on all ranks alike, where the stager that is kept for the group makes the save.
 
     Args:
         job: The save.
@@ -168,7 +211,7 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
     step = Step(
         "save", checkpoint_id=job.checkpoint_id, storage_writer=job.writer, planner=job.planner
     )
-    _engine.warn_of_differences(handle._differing.differing_tensors, _LOWEST_IS_SAVED)
+    _warn(path, handle._differing, None)
     out = AsyncSave()
     out.staging_completion = handle.staging_completion
 
@@ -179,7 +222,7 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
         if failure is None:
             try:
                 with collector_at_rest():
-                    metadata = metadata_of_save(_core.Reader(path), path, handle.result().save_id)
+                    metadata = metadata_of_index(_index(path), path)
             except Exception as error:
                 failure, rank = error, job.group.rank
         if failure is not None:
@@ -192,6 +235,15 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
 
     handle.add_done_callback(end)
     return out
+
+
+def _warn(_: str, report: Any, options: Any) -> None:
+    """Warns of tensors alone: torch's users have values of each rank's own under one name."""
+    _engine.warn_of_differences(report.differing_tensors, _LOWEST_IS_SAVED)
+
+
+def _index(path: str) -> bytes:
+    return storage.read_bytes(os.path.join(path, ".metadata"))
 
 
 def _leaves_ranks_out(group: Group) -> bool:
@@ -216,17 +268,44 @@ def _check_taken(job: Job) -> None:
         flat.flatten(state)
         for fqn, value in flat.objects:
             _core.encode_value(value, fqn, False)
+            if not _is_exact(value):
+                raise UnsupportedError(f'"{fqn}" is, or holds, an object of a class')
     except Error as error:
         raise UnsupportedError(f"the state has values that need a pickle: {error}") from error
     leaves = dict((*flat.tensors, *flat.objects))
     torchs, _ = flatten_state_dict(state)
     if leaves.keys() != torchs.keys() or any(torchs[fqn] is not leaves[fqn] for fqn in leaves):
         raise UnsupportedError("the state has entries that torch's planner names in another way")
+    if _leaves_ranks_out(job.group) and any(
+        isinstance(tensor, (DTensor, ShardedTensor)) for _, tensor in flat.tensors
+    ):
+        raise UnsupportedError("this rank saves alone, and holds shards")
     tensors = [part for _, tensor in flat.tensors for part in _parts(tensor)]
     if not all(map(_is_plain, tensors)):
         raise UnsupportedError(
             "the state has arrays or tensors that torch's planner takes for values"
         )
+
+
+#: Types whose values come back as they are. Of others the engine stores what it can: a dataclass as a dict.
+_EXACT = {
+    *(type(None), bool, int, float, complex, str, bytes, bytearray, range, slice),
+    *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
+    *(zoneinfo.ZoneInfo, pathlib.PosixPath, pathlib.PurePosixPath, np.ndarray),
+    *(torch.Size, torch.dtype, torch.device, torch.Tensor),
+}
+_SEQUENCES = {tuple, list, set, frozenset}
+_MAPPINGS = {dict, collections.OrderedDict, collections.Counter, collections.defaultdict}
+
+
+def _is_exact(value: Any) -> bool:
+    """Returns True for a value that a load gives back with the types that it has."""
+    kind = type(value)
+    if kind in _MAPPINGS:
+        return all(_is_exact(key) and _is_exact(item) for key, item in value.items())
+    if kind in _SEQUENCES:
+        return all(map(_is_exact, value))
+    return kind in _EXACT or isinstance(value, np.generic)
 
 
 def _parts(tensor: Any) -> list[Any]:
@@ -241,7 +320,8 @@ def _is_plain(tensor: Any) -> bool:
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
         and tensor.dtype in NUMBERS
-        and not (tensor.is_quantized or tensor.is_nested or tensor.is_meta)
+        and not (tensor.is_nested or tensor.is_meta)
+        and not hasattr(tensor, "__create_write_items__")
     )
 
 

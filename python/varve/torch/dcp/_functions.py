@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import os
 import warnings
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -14,19 +13,21 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
-from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 from varve._engine import collector_at_rest
 from varve.errors import InvalidArgumentError
+from varve.torch.dcp._by_engine import engine_takes, save_now
 from varve.torch.dcp._compat import fsspec_storage, storage_may_come_second
-from varve.torch.dcp._events import log_step, logged
+from varve.torch.dcp._events import logged
+from varve.torch.dcp._job import Job
 from varve.torch.dcp._names import is_ours
-from varve.torch.dcp._plain_plan import PlainLoadPlanner, PlainSavePlanner
+from varve.torch.dcp._plain_plan import PlainLoadPlanner
 from varve.torch.dcp._planned import not_planned
 from varve.torch.dcp._protocol import load_steps, save_steps
 from varve.torch.dcp._ranks import Group, together
 from varve.torch.dcp._reader import FileSystemReader
+from varve.torch.dcp._stateful import is_stateful, plain_by
 from varve.torch.dcp._writer import FileSystemWriter
 
 _T = TypeVar("_T")
@@ -44,6 +45,10 @@ def save(
     use_collectives: bool = True,
 ) -> Metadata:
     """Saves a state as a DCP checkpoint, all ranks together: torch's `save` with Varve's writer.
+
+    The engine plans and writes, as `varve.torch.save` does with format="dcp", where it saves what torch's
+    default planner and a FileSystemWriter of this package with one file for each rank would; see
+    `async_save`. All else is planned by torch's planner, or by the one given.
 
     Args:
         state_dict: As in torch; objects with `state_dict` and `load_state_dict` are asked for theirs.
@@ -66,21 +71,36 @@ def save(
     Warns:
         ReplicasDifferWarning: Ranks hold different values of a tensor; on the coordinator.
     """
-    what = f"save {_name(checkpoint_id, storage_writer)}"
     group = Group(process_group, no_dist)
+    job = job_of(checkpoint_id, storage_writer, planner, group, use_collectives)
+    job.begin(state_dict)
+    if engine_takes(job):
+        return save_now(job)
+    plain = job.state or {}
+    return save_plain(job.what, job.group, plain, job.failure, job.writer, planner, use_collectives)
+
+
+def job_of(
+    checkpoint_id: _Id,
+    storage_writer: StorageWriter | None,
+    planner: SavePlanner | None,
+    group: Group,
+    use_collectives: bool,
+) -> Job:
+    """Returns the save that a call asks for, on the storage that it names."""
     writer: Any = storage_writer
     if writer is None:
         writer = _find(checkpoint_id, FileSystemWriter, reader=False)
     group.storage = class_of_others(storage_writer)
-    failure: BaseException | None = None
-    plain: dict[str, Any] = {}
-    try:
-        if storage_writer is not None and checkpoint_id is not None:
-            writer.reset(checkpoint_id)
-        plain = plain_of(state_dict)
-    except BaseException as error:  # Also Ctrl-C: the others are about to wait for this rank.
-        failure = error
-    return save_plain(what, group, plain, failure, writer, planner, use_collectives)
+    return Job(
+        what=f"save {_name(checkpoint_id, storage_writer)}",
+        group=group,
+        checkpoint_id=checkpoint_id,
+        renames=storage_writer is not None and checkpoint_id is not None,
+        writer=writer,
+        planner=planner,
+        use_collectives=use_collectives,
+    )
 
 
 def save_plain(
@@ -96,12 +116,14 @@ def save_plain(
     """Saves a state whose objects have been asked for theirs, or reports a failure to all ranks."""
     if failure is None:
         failure = not_planned(plain, planner)
-    if failure is None and use_collectives and isinstance(writer, FileSystemWriter):
-        if group.size > 1:
-            planner = planner if planner is not None else DefaultSavePlanner()
-            writer.compare_replicas(planner)
-        elif planner is None and writer.writes_plainly():
-            planner = PlainSavePlanner.of(plain)  # None where torch's has to plan.
+    if (
+        failure is None
+        and use_collectives
+        and group.size > 1
+        and isinstance(writer, FileSystemWriter)
+    ):
+        planner = planner if planner is not None else DefaultSavePlanner()
+        writer.compare_replicas(planner)
     try:
         with (
             collector_at_rest(),
@@ -155,7 +177,7 @@ def load(
         if storage_reader is not None and checkpoint_id is not None:
             reader.reset(checkpoint_id)
         # Sorted: all ranks handle the keys in one order.
-        plain = _plain({key: state_dict[key] for key in sorted(state_dict)})
+        plain = plain_by({key: state_dict[key] for key in sorted(state_dict)})
         if isinstance(reader, FileSystemReader):
             with torch.no_grad() if planner is None else contextlib.nullcontext():
                 plain_planner = reader.open(plain if planner is None else None)
@@ -164,7 +186,7 @@ def load(
     load_plain(what, group, plain, failure, reader, planner or plain_planner)
     try:
         for key, value in plain.items():
-            if _is_stateful(state_dict[key]):
+            if is_stateful(state_dict[key]):
                 state_dict[key].load_state_dict(value)
             else:
                 state_dict[key] = value
@@ -261,36 +283,9 @@ def _as_they_are(planner: Any) -> contextlib.AbstractContextManager[Any]:
 
     Without gradients they do. Planners of others see the gradient mode of the caller.
     """
-    ours = planner is None or type(planner) in (
-        DefaultSavePlanner,
-        DefaultLoadPlanner,
-        PlainSavePlanner,
-        PlainLoadPlanner,
-    )
-    return torch.no_grad() if ours else contextlib.nullcontext()
-
-
-def plain_of(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Returns the state to save: objects are asked for theirs, each between events of its own."""
-    name = "_stateful_to_state_dict"
-
-    def ask(key: str, value: Any) -> Any:
-        return log_step(f"{name}.{key}", value.state_dict)
-
-    return log_step(name, lambda: _plain(state_dict, ask))
-
-
-def _plain(
-    state_dict: dict[str, Any], ask: Callable[[str, Any], Any] = lambda _, value: value.state_dict()
-) -> dict[str, Any]:
-    return {
-        key: ask(key, value) if _is_stateful(value) else value for key, value in state_dict.items()
-    }
-
-
-def _is_stateful(value: Any) -> bool:
-    """Asking a protocol takes 40 us, and states may have tensors by the ten thousand."""
-    return not isinstance(value, torch.Tensor) and isinstance(value, Stateful)
+    ours = (DefaultSavePlanner, DefaultLoadPlanner, PlainLoadPlanner)
+    is_ours = planner is None or type(planner) in ours
+    return torch.no_grad() if is_ours else contextlib.nullcontext()
 
 
 def _find(checkpoint_id: _Id, kind: type[_T], reader: bool) -> Any:

@@ -1,35 +1,28 @@
-"""The index of a save: what the planner knows of it and what the ranks have written.
+"""The index of a save that a planner plans: what the planner knows of it and what the ranks have written.
 
 Here the planner's own Metadata is pickled, and the engine seals the pickle (SealDcpIndex). The saves that
 the engine plans itself have an index by its own encoder (EncodeDcpIndex). This module does not use that,
-for four reasons:
+for three reasons:
 
   - Only Python can pickle what planners of the caller's put into `planner_data`, and their subclasses of
     Metadata. So the pickle has to stay.
   - Torch has dtypes and layouts that the engine has no names for. Their entries are in the index as torch
     made them.
-  - The encoder for the default planner's saves alone would be a second way to the same index.
   - Sealing decodes the index by the decoder that loads use. So the save itself finds out that Varve cannot
     open the checkpoint, and warns.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pickle
 import warnings
 from typing import Any
 
-import torch
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
-    ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -41,11 +34,8 @@ from varve.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from varve.torch.dcp._compat import StorageInfo
 from varve.torch.dcp._metadata import VERSION
-from varve.torch.dcp._write import FileReport, WrittenFile
-
-_Fields = tuple[str, str, tuple[str, ...], tuple[str, ...]]
+from varve.torch.dcp._write import FileReport
 
 #: Of the index: the last one without frames, so that the engine can add an attribute at the end.
 _PROTOCOL = 3
@@ -64,10 +54,6 @@ def complete(
     reports: dict[str, FileReport] = {}
     stored: dict[MetadataIndex, Any] = {}
     for result in (result for of_rank in results for result in of_rank):
-        if isinstance(result, WrittenFile):
-            stored |= result.stored
-            reports[result.name] = result.file
-            continue
         stored[result.index] = result.storage_data
         file = getattr(result, "file", None)
         if file is not None:
@@ -76,37 +62,11 @@ def complete(
     metadata.version = VERSION
     metadata.storage_data = stored
     names = dict.fromkeys(info.relative_path for info in stored.values())
-    index = _pickled(metadata)
+    index = pickle.dumps(metadata, protocol=_PROTOCOL)
     if reports.keys() == names.keys():
         index = _sealed(index, [(name, file.report) for name, file in reports.items()])
         return index, [(name, file.size) for name, file in reports.items()]
     return index, [(name, storage.size_of(os.path.join(directory, name))) for name in names]
-
-
-def _fields(kind: Any, optional: tuple[str, ...] = ()) -> _Fields:
-    names = [field.name for field in dataclasses.fields(kind)]
-    kept = tuple(name for name in names if name not in optional)
-    left_out = tuple(name for name in names if name in optional)
-    return kind.__module__, kind.__qualname__, kept, left_out
-
-
-#: Of what torch's planners make: module, name, fields, and fields that their pickles lack where they are None.
-_CLASSES: dict[type, _Fields] = {
-    Metadata: _fields(Metadata),
-    StorageMeta: _fields(StorageMeta),
-    TensorStorageMetadata: _fields(TensorStorageMetadata),
-    BytesStorageMetadata: _fields(BytesStorageMetadata),
-    ChunkStorageMetadata: _fields(ChunkStorageMetadata),
-    MetadataIndex: _fields(MetadataIndex, ("offset",)),
-    StorageInfo: _fields(StorageInfo, ("transform_descriptors",)),
-}
-_TORCHS = (torch.Size, TensorProperties, torch.strided, torch.contiguous_format, torch.dtype)
-
-
-def _pickled(metadata: Metadata) -> bytes:
-    """Returns the pickle, by Python where the index holds other than torch's planners put there."""
-    pickled = _core.pickle_dcp_metadata(metadata, _CLASSES, _TORCHS)
-    return pickled if pickled is not None else pickle.dumps(metadata, protocol=_PROTOCOL)
 
 
 def _check_complete(metadata: Metadata, stored: dict[MetadataIndex, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A save in the background: what is to be saved, and the future of it."""
+"""A save: what is to be saved, and the future of one in the background."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlanner
 
 from varve.torch.dcp._errors import CheckpointError
-from varve.torch.dcp._functions import plain_of
 from varve.torch.dcp._names import name_of
 from varve.torch.dcp._ranks import Group, together
+from varve.torch.dcp._stateful import plain_of
 
 
 class AsyncSave(Future[Metadata]):
@@ -38,7 +38,7 @@ class AsyncSave(Future[Metadata]):
 
 @dataclasses.dataclass
 class Job:
-    """The arguments of a call of `async_save`, and the state of its objects at the call.
+    """The arguments of a call of `save` or `async_save`, and the state of its objects at the call.
 
     Attributes:
         what: "save PATH", for messages.
@@ -69,6 +69,15 @@ class Job:
             self.state = plain_of(state_dict)
         except BaseException as error:  # Also Ctrl-C.
             self.failure = error
+
+    def begin(self, state_dict: dict[str, Any]) -> None:
+        """Gives the writer its name, and asks the objects: the begin of a save in the call."""
+        try:
+            self.reset()
+        except BaseException as error:
+            self.failure = error
+        else:
+            self.ask(state_dict)
 
     def failed(self) -> AsyncSave | None:
         """Returns the save, failed, where an object of some rank has no state. Collective."""

@@ -1,17 +1,20 @@
-"""Torch's Metadata of any checkpoint that Varve opens; nothing is unpickled for it."""
+"""Torch's Metadata of any checkpoint that Varve opens, for which nothing is unpickled, and of one that was just saved."""
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
+import io
 import math
 import os
+import pickle
 import re
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -89,15 +92,42 @@ def metadata_of(reader: _core.Reader, load_id: str) -> Metadata:
     )
 
 
-def metadata_of_save(reader: _core.Reader, path: str, save_id: str) -> Metadata:
-    """The Metadata of a checkpoint that was just saved, as torch's `save` returns it."""
-    metadata = metadata_of(reader, "")
-    metadata.storage_data = {
-        index: StorageInfo(stored.relative_path, stored.offset, stored.length)
-        for index, stored in metadata.storage_data.items()
-    }
-    metadata.storage_meta = StorageMeta(checkpoint_id=path, save_id=str(uuid.UUID(save_id)))
-    metadata.version = VERSION
+class _Index(pickle.Unpickler):
+    """Reads an index that the engine has made (EncodeDcpIndex): of torch's classes of it, and of nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Returns a class or constant of an index."""
+        if module == "_codecs" or module.partition(".")[0] == "torch":
+            found = super().find_class(module, name)
+            if isinstance(found, torch.dtype) or found in _MADE_OF:
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} is in no index that the engine makes")
+
+
+#: Beside dtypes.
+_MADE_OF = (
+    Metadata,
+    TensorStorageMetadata,
+    TensorProperties,
+    ChunkStorageMetadata,
+    BytesStorageMetadata,
+    MetadataIndex,
+    StorageInfo,
+    StorageMeta,
+    _MEM_FORMAT_ENCODING,
+    torch.Size,
+    torch.serialization._get_layout,
+    codecs.encode,
+)
+
+
+def metadata_of_index(index: bytes, path: str) -> Metadata:
+    """Returns the Metadata of a checkpoint that the engine has saved, as torch's `save` returns it."""
+    metadata: Metadata = _Index(io.BytesIO(index)).load()
+    for name in vars(metadata).keys() - {field.name for field in dataclasses.fields(Metadata)}:
+        delattr(metadata, name)  # The engine's own.
+    assert metadata.storage_meta is not None
+    metadata.storage_meta = StorageMeta(checkpoint_id=path, save_id=metadata.storage_meta.save_id)
     return metadata
 
 

@@ -1,13 +1,11 @@
-"""Plans of states of plain tensors and values, in one call of the engine for many tensors.
+"""Plans of loads into states of plain tensors and values, in one call of the engine for many tensors.
 
-Torch's default planner makes some ten objects of Python for each tensor: 16 us for a save, 15 us for a load.
-Nearly all states of one process hold nothing but tensors of torch itself and plain values. Of these the planners
-here make the same checkpoint, and fill the same state, without an object for each step:
+Torch's default planner makes some ten objects of Python for each tensor: 15 us for a load.
+Nearly all states of one process hold nothing but tensors of torch itself and plain values. The planner here fills
+them without an object for each step:
 
   - The walk gives names, paths and an order as torch's `flatten_state_dict`.
-  - A save has the same file, byte for byte, and the same Metadata. Its writer is a FileSystemWriter of this package that
-    writes one file.
-  - A load fills tensors whose dtype and shape are the stored ones. Values are read as for torch's planner.
+  - Tensors are filled whose dtype and shape are the stored ones. Values are read as for torch's planner.
 
 Whatever else a state holds, torch's planner plans all of it, and reports what is wrong with it: missing names, other
 shapes, names that occur twice.
@@ -15,42 +13,26 @@ shapes, names that occur twice.
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    LoadItemType,
-    LoadPlan,
-    ReadItem,
-    SavePlan,
-    SavePlanner,
-)
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
 from varve import _core
 from varve._core import states
 from varve._engine import collector_at_rest
 from varve.torch._devices import cuda_of
-from varve.torch.dcp._compat import StorageInfo
 from varve.torch.dcp._read import can_be_filled
-from varve.torch.dcp._write import FileReport, WrittenFile, add_tensor
 
 _Path = tuple[str | int, ...]
 _Entry = tuple[Any, Any]
 
-#: Takes plain tensors from entries of a dict, given its name and path, and returns the first other entry.
-_Take = Callable[[Iterator[_Entry], str | None, _Path, bool], _Entry | None]
+#: Takes plain tensors from entries of a dict, given its name, and returns the first other entry.
+_Take = Callable[[Iterator[_Entry], str | None, bool], _Entry | None]
 
 #: Takes a leaf, given its name and path.
 _TakeLeaf = Callable[[str, _Path, Any], None]
@@ -80,7 +62,7 @@ class _Walk:
         left = iter(state.items())
         if not state:
             self.empty.append(path)
-        while (other := self._take(left, name, path, self._devices)) is not None:
+        while (other := self._take(left, name, self._devices)) is not None:
             key, value = other
             if not self._devices and _is_on_device(value):
                 self._devices = True
@@ -112,97 +94,6 @@ def _is_value(items: list[Any]) -> bool:
     )
 
 
-class PlainSavePlanner(SavePlanner):
-    """The plan of a process that saves a plain state alone."""
-
-    @staticmethod
-    def of(state: dict[str, Any]) -> PlainSavePlanner | None:
-        """Returns the plan of a state; None where torch's planner has to make it."""
-        made = PlainSavePlanner()
-        with collector_at_rest():
-            try:
-                _Walk(made._take, made._add).walk(state)
-            except Exception:  # Torch's planner raises it again, where a save expects it.
-                return None
-        return made if made._leaves else None
-
-    def __init__(self) -> None:
-        self._items = _core.DcpItems()
-        self._leaves: dict[str, Any] = {}
-        self._paths: dict[str, _Path] = {}
-        self._keep: list[torch.Tensor] = []
-
-    def _take(
-        self, entries: Iterator[_Entry], name: str | None, path: _Path, devices: bool
-    ) -> _Entry | None:
-        return self._items.add_plain_items(entries, name, path, self._leaves, self._paths, devices)
-
-    def _add(self, fqn: str, path: _Path, value: Any) -> None:
-        if fqn in self._leaves or hasattr(value, "__create_write_items__"):
-            raise _NotPlain
-        if isinstance(value, torch.Tensor):
-            plain = type(value) in (torch.Tensor, torch.nn.Parameter)
-            here = plain and (value.is_cpu or cuda_of(value.detach()) is not None)
-            if not here or not add_tensor(self._items, fqn, value, self._keep):
-                raise _NotPlain
-        else:
-            self._items.add_archive(fqn, b"")  # `write` pickles it, as torch does.
-        self._leaves[fqn] = value
-        self._paths[fqn] = path
-
-    def set_up_planner(
-        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
-    ) -> None:
-        """Does nothing: the state is known."""
-
-    def create_local_plan(self) -> SavePlan:
-        """Returns a plan without items: the engine has them."""
-        return SavePlan([])
-
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Returns the Metadata of the state."""
-        entries: dict[str, Any] = {}
-        for fqn, value in self._leaves.items():
-            if not isinstance(value, torch.Tensor):
-                entries[fqn] = BytesStorageMetadata()
-                continue
-            size = value.size()
-            properties = TensorProperties.create_from_tensor(value)
-            chunk = ChunkStorageMetadata(_origin(len(size)), size)
-            entries[fqn] = TensorStorageMetadata(properties, size, [chunk])
-        return all_plans, Metadata(entries, planner_data=self._paths)
-
-    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Returns the plan as it is."""
-        return new_plan
-
-    def resolve_data(self, write_item: Any) -> Any:
-        """Is never called: the plan has no items."""
-        raise NotImplementedError
-
-    def write(self, path: str, name: str) -> WrittenFile:
-        """Writes all to a file, which the index is to name `name`; durable when this returns."""
-        for i, value in enumerate(self._leaves.values()):
-            if not isinstance(value, torch.Tensor):
-                stream = io.BytesIO()
-                torch.save(value, stream)
-                self._items.set_archive(i, stream.getvalue())
-        written = self._items.write(path)
-        stored: dict[MetadataIndex, StorageInfo] = {}
-        for (fqn, value), (offset, length) in zip(self._leaves.items(), written.items, strict=True):
-            is_tensor = isinstance(value, torch.Tensor)
-            index = MetadataIndex(fqn, _origin(value.dim()), 0) if is_tensor else MetadataIndex(fqn)
-            stored[index] = StorageInfo(name, offset, length)
-        return WrittenFile(name, stored, FileReport(written.size, written.report))
-
-
-_ORIGINS = [torch.Size([0] * dimensions) for dimensions in range(8)]
-
-
-def _origin(dimensions: int) -> torch.Size:
-    return _ORIGINS[dimensions] if dimensions < len(_ORIGINS) else torch.Size([0] * dimensions)
-
-
 class PlainLoadPlanner(DefaultLoadPlanner):
     """The plan of a rank that fills a plain state; torch's plan for its values."""
 
@@ -231,9 +122,7 @@ class PlainLoadPlanner(DefaultLoadPlanner):
         if self.reader.variants():
             raise _NotPlain
 
-        def match(
-            entries: Iterator[_Entry], name: str | None, _: _Path, devices: bool
-        ) -> _Entry | None:
+        def match(entries: Iterator[_Entry], name: str | None, devices: bool) -> _Entry | None:
             return self.reader.match_plain_items(
                 self.request, entries, name, self._leaves, self._keep, devices
             )

@@ -17,7 +17,6 @@ import os
 
 from varve import _core
 from varve._engine import log_conflicts
-from varve.errors import CheckpointExistsError
 from varve.torch.dcp._names import is_object
 
 
@@ -56,12 +55,7 @@ def begin(path: str, overwrite: bool, rank: int | None = None) -> Publication:
     if not is_object(path):
         where = os.path.realpath(path)  # The link's target is written, the link stays.
         stays = rank is None and not is_replaceable(where)
-    try:
-        return Publication(where, overwrite, rank, stays)
-    except CheckpointExistsError as error:
-        raise CheckpointExistsError(
-            f"Checkpoint already exists: {path}; overwrite=True would replace it"
-        ) from error
+    return Publication(where, overwrite, rank, stays)
 
 
 def is_replaceable(path: str) -> bool:

@@ -100,7 +100,7 @@ class Group:
         return f"save by {self.storage}" if self.storage else name_of(verb, path)
 
     @contextlib.contextmanager
-    def _entered(self, what: str, part: str) -> Iterator[Channel | None]:
+    def entered(self, what: str, part: str = "") -> Iterator[Channel | None]:
         """Enters the call of a name."""
         if not self._in_background:
             ranks = ALONE if self.alone else self.process_group
@@ -262,7 +262,7 @@ def together(what: str, group: Group, coordinator: int = 0, part: str = "") -> I
     """
     failure: BaseException | None = None
     try:
-        with group._entered(what, part) as channel:
+        with group.entered(what, part) as channel:
             try:
                 yield Ranks(channel, coordinator)
             except CheckpointException as error:  # All ranks have it: this one leaves in order.

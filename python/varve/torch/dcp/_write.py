@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -52,15 +51,6 @@ class Written(WriteResult):
     """A result that also brings the coordinator the report of its file, once for each file."""
 
     file: FileReport | None = None
-
-
-@dataclass(frozen=True)
-class WrittenFile:
-    """A written file whose items have no results of their own: all their places."""
-
-    name: str
-    stored: dict[MetadataIndex, StorageInfo]
-    file: FileReport
 
 
 def split(items: Sequence[WriteItem], count: int) -> list[list[WriteItem]]:

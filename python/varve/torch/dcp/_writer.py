@@ -21,7 +21,7 @@ from varve.errors import InvalidArgumentError, UnavailableError
 from varve.torch._coordinator import name_of as varve_name_of
 from varve.torch.dcp._index import complete
 from varve.torch.dcp._names import Names, is_object, is_ours, name_of
-from varve.torch.dcp._plain_plan import PlainSavePlanner, has_methods_of_its_own
+from varve.torch.dcp._plain_plan import has_methods_of_its_own
 from varve.torch.dcp._publish import Publication, begin
 from varve.torch.dcp._replicas import (
     Sent,
@@ -215,12 +215,6 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         """Writes this rank's items; durable when it returns. Every failure is raised."""
         place = self._where(plan)
         future: Future[list[WriteResult]] = Future()
-        if isinstance(planner, PlainSavePlanner):
-            name = f"{place.below}{place.prefix}{place.first}.distcp"
-            path = os.path.join(self._seen_from_here(place), name)
-            written: Any = planner.write(path, name)  # `finish` knows it.
-            future.set_result([written])
-            return future
         if self.single_file_per_rank:
             groups = split(plan.items, self.thread_count)
         else:
