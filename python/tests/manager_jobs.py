@@ -16,6 +16,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import varve
 import varve.torch
+from varve.integrations._ranks import by_rank_0
 
 ROWS = 24
 
@@ -295,3 +296,18 @@ def make_one(rank: int, size: int, run: str) -> str:
             return "made"
     except varve.Error as error:
         return f"{type(error).__name__} {error.path} {error}"
+
+
+def fail_to_decide(rank: int, size: int, raised: Exception) -> str:
+    """Asks rank 0, whose decision fails; returns the type, path, errno and text of the error."""
+
+    def decide() -> None:
+        assert rank == 0
+        raise raised
+
+    try:
+        by_rank_0("choose", decide, 60.0)
+    except Exception as error:
+        known = f"{getattr(error, 'path', '')} {getattr(error, 'errno', None)}"
+        return f"{type(error).__name__} {known} {error}"
+    return "no error"

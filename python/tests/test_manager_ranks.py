@@ -148,6 +148,25 @@ def test_a_history_that_rank_0_cannot_read_is_the_same_error_on_all_ranks(
     assert text.endswith("let this user read the file, or move it away")
 
 
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(
+    ("raised", "on_rank_0", "on_others"),
+    [
+        (varve.CheckpointNotFoundError("none", path="a"), "CheckpointNotFoundError a 2", "none"),
+        (OSError(5, "no", "a"), "UnavailableError a 5", "choose a: no (errno 5)"),
+        (LookupError("none"), "LookupError", "InternalError None None LookupError: none"),
+    ],
+)
+def test_an_error_of_rank_0s_decision_is_raised_on_all_ranks(
+    raised: Exception, on_rank_0: str, on_others: str, size: int
+) -> None:
+    told = run_ranks(size, jobs.fail_to_decide, raised)
+    assert told[0].startswith(on_rank_0), told
+    assert all(on_others in one for one in told[1:]), told
+    if isinstance(raised, (varve.Error, OSError)):
+        assert set(told) == {told[0]}
+
+
 def test_a_history_that_nothing_needs_is_not_read(tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "varve-history.jsonl").mkdir(parents=True)

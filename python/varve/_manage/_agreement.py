@@ -265,13 +265,3 @@ def weakly(method: Callable[..., Any], otherwise: Any) -> Callable[..., Any]:
         return otherwise if found is None else found(*arguments)
 
     return call
-
-
-def encoded(value: Any) -> bytes:
-    """Returns a plain value as a message."""
-    return json.dumps(value).encode()
-
-
-def decoded(message: bytes) -> Any:
-    """Returns the value of a message."""
-    return json.loads(message)

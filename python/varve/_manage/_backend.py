@@ -13,6 +13,7 @@ from typing import Any
 import varve
 from varve import _arguments, _core
 from varve._core import Channel, LoadReport, background
+from varve._manage._decisions import told_by_rank_0
 from varve.errors import InvalidArgumentError
 
 _LOG = logging.getLogger("varve")
@@ -27,14 +28,27 @@ class Backend:
     Attributes:
         rank: This process's rank in the manager's group.
         size: The number of ranks in the manager's group.
+        timeout: Seconds that ranks wait for each other in a call.
     """
 
     rank = 0
     size = 1
+    timeout = 0.0
 
     def call(self, what: str) -> AbstractContextManager[Channel | None]:
         """Enters a call; None in a single process."""
         return nullcontext()
+
+    def of_rank_0(self, what: str, action: Callable[[], Any]) -> Any:
+        """Returns what rank 0's action returns, on all ranks; raises its error on all of them."""
+        return told_by_rank_0(self.call(what), what, action, self.timeout)
+
+    def outcomes(self, mine: str) -> set[str]:
+        """Returns the outcomes of all ranks. Collective."""
+        with self.call("compare outcomes") as call:
+            if call is None:
+                return {mine}
+            return {one.decode() for one in call.gather(mine.encode(), self.timeout)}
 
     def channel(self) -> Channel | None:
         """Returns a connection for messages in the background; None in a single process. Collective."""

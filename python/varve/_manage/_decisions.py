@@ -1,49 +1,47 @@
-"""Calls in which all ranks of a manager get what rank 0 has found out, or its error."""
+"""A call in which all ranks get what rank 0 has found out, or its error."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
-from varve._manage._agreement import decoded, encoded
-from varve._manage._backend import Backend
+from varve._core import Channel
 from varve._manage._os_errors import as_error
-from varve.errors import BY_CODE, Error
+from varve.errors import BY_CODE, Error, InternalError
 
 
-class Decisions:
-    """The collective calls of a manager. Threads: one."""
+def told_by_rank_0(
+    call: AbstractContextManager[Channel | None],
+    what: str,
+    decide: Callable[[], Any],
+    timeout: float,
+) -> Any:
+    """Returns, on all ranks of a call, what `decide` returns on rank 0; raises its error on all of them.
 
-    def __init__(self, backend: Backend, run: str, timeout: float) -> None:
-        self._backend = backend
-        self._run = run
-        self._timeout = timeout
-
-    def of_rank_0(self, what: str, action: Callable[[], Any]) -> Any:
-        """Returns what rank 0's action returns, on all ranks; raises its error on all of them."""
-        with self._backend.call(what) as call:
-            told: list[Any] = []
-            if self._backend.rank == 0:
-                try:
-                    told = ["ok", _done(what, action)]
-                except Error as error:
-                    if call is None:
-                        raise
-                    number = getattr(error, "errno", None)
-                    told = [error.code, str(error), error.path or self._run, number]
-            if call is not None:
-                told = decoded(call.share(encoded(told), self._timeout))
-        if told[0] != "ok":
-            code, message, path, number = told
-            raise BY_CODE[code](message, path=path, errno=number)
-        return told[1]
-
-    def outcomes(self, mine: str) -> set[str]:
-        """Returns the outcomes of all ranks."""
-        with self._backend.call("compare outcomes") as call:
-            if call is None:
-                return {mine}
-            return {one.decode() for one in call.gather(mine.encode(), self._timeout)}
+    Args:
+        call: Enters the call; gives None in a single process.
+        what: Names the call in errors.
+        decide: Called on rank 0 alone; returns what JSON can hold. Its OSError becomes an error of Varve's.
+        timeout: Seconds that ranks wait for each other, `decide` included.
+    """
+    told: dict[str, Any] = {}
+    failure: Exception | None = None
+    with call as channel:
+        if channel is None or channel.rank == 0:
+            try:
+                told = {"value": _done(what, decide)}
+            except Exception as error:
+                failure = error
+                told = _described(error)
+        if channel is not None:
+            told = json.loads(channel.share(json.dumps(told).encode(), timeout))
+    if failure is not None:
+        raise failure
+    if "code" in told:
+        raise BY_CODE.get(told.pop("code"), Error)(told.pop("text"), rank=0, **told)
+    return told["value"]
 
 
 def _done(what: str, action: Callable[[], Any]) -> Any:
@@ -54,3 +52,10 @@ def _done(what: str, action: Callable[[], Any]) -> Any:
         raise
     except OSError as error:
         raise as_error(what, error) from error
+
+
+def _described(error: Exception) -> dict[str, Any]:
+    if not isinstance(error, Error):
+        error = InternalError(f"{type(error).__name__}: {error}")
+    number = getattr(error, "errno", None)
+    return {"code": error.code, "text": str(error), "path": error.path, "errno": number}

@@ -27,7 +27,6 @@ from varve._manage._backend import Backend
 from varve._manage._closing import drain, end_saves
 from varve._manage._contents import other_contents, refuse_checkpoint, tell_of_nothing
 from varve._manage._costs import Interval, needs_mtbf
-from varve._manage._decisions import Decisions
 from varve._manage._endings import Requests, Signals
 from varve._manage._followup import FollowUp, Save
 from varve._manage._history import History, observed_mtbf
@@ -92,10 +91,9 @@ class Manager(RunSteps):
         self._history = History(self._run, self._place)
         self._places = Places(self._run, self._remote, settings, self._history, self._place)
         undo.callback(self._places.release)
-        self._decisions = Decisions(backend, self._run, self._timeout)
         self._mtbf: float | None = None  # On rank 0.
         doing = f"manage {os.path.basename(self._run)}"
-        self._attempt = int(self._decisions.of_rank_0(doing, self._open))
+        self._attempt = int(backend.of_rank_0(doing, self._open))
         self._after = FollowUp(
             self._run,
             self._keep,
@@ -251,14 +249,12 @@ class Manager(RunSteps):
         self._usable()
         self._backend.drain()  # What this job has saved counts.
         self._backend.wait_for_agent(self._run, _AGENT_PATIENCE)
-        self._decisions.outcomes("ok")  # All agents are done before rank 0 looks.
+        self._backend.outcomes("ok")  # All agents are done before rank 0 looks.
         began = time.monotonic()
         while True:
-            chosen = self._decisions.of_rank_0("choose a step to resume from", self._choose)
+            chosen = self._backend.of_rank_0("choose a step to resume from", self._choose)
             if chosen is None:
-                contents = self._decisions.of_rank_0(
-                    "say what the run holds", lambda: self._contents
-                )
+                contents = self._backend.of_rank_0("say what the run holds", lambda: self._contents)
                 tell_of_nothing(self._run, contents, required, self._backend.rank == 0)
                 return None
             report = self._try_load(state, chosen, options)
@@ -275,7 +271,7 @@ class Manager(RunSteps):
         self._usable()
         self._backend.drain()
         number = step_number(step)
-        chosen = self._decisions.of_rank_0(f"find step {number}", lambda: self._places.find(number))
+        chosen = self._backend.of_rank_0(f"find step {number}", lambda: self._places.find(number))
         began = time.monotonic()
         report = self._backend.load(state, path_of(chosen), options)
         self._attempt += 1
@@ -471,7 +467,7 @@ class Manager(RunSteps):
         except Exception as error:
             failed = error
         damaged = isinstance(failed, CorruptCheckpointError)
-        outcomes = self._decisions.outcomes("damaged" if damaged else "failed" if failed else "ok")
+        outcomes = self._backend.outcomes("damaged" if damaged else "failed" if failed else "ok")
         if outcomes == {"ok"}:
             return report
         if "failed" in outcomes or (failed is None and "damaged" not in outcomes):
@@ -479,7 +475,7 @@ class Manager(RunSteps):
                 raise failed
             raise UnavailableError(f"resume from {path}: another rank has failed", path=path)
         reason = str(failed) if failed is not None else "another rank has found damage"
-        self._decisions.of_rank_0(
+        self._backend.of_rank_0(
             "pass over a damaged step", lambda: self._places.pass_over(chosen, reason)
         )
         return None
@@ -490,7 +486,7 @@ class Manager(RunSteps):
         self._last_begin = time.monotonic()
         self._left_behind, self._after.may_remove = "", True
         self._last = None  # What is saved now is not what was saved under this number before.
-        passed_over = self._decisions.of_rank_0(
+        passed_over = self._backend.of_rank_0(
             "go on from a step", lambda: self._places.went_on(chosen, report.unexpected)
         )
         if self._backend.rank == 0:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-import warnings
 from collections.abc import Callable, Collection
 
 import varve
 from varve._catalogue import damages_left, unread
 from varve._core import manage
 from varve._engine import local_path_text
+from varve._warn import warn
 from varve.errors import Error, PermissionDeniedError, UnavailableError, UnsupportedError
 from varve.integrations._removal import remove_unless_held
 
@@ -74,7 +74,7 @@ def newest_good(
             reason = _damage(path) if verify else None
         if reason is None:
             return path
-        warnings.warn(f"{path} is passed over: {reason}", RuntimeWarning, stacklevel=3)
+        warn(f"{path} is passed over: {reason}", RuntimeWarning)
     return None
 
 

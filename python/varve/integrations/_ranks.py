@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +9,9 @@ import torch.distributed as dist
 
 import varve.torch
 from varve._engine import first_names
+from varve._manage._decisions import told_by_rank_0
 from varve._warn import warn
-from varve.errors import BY_CODE, Error, InternalError, ReplicasDifferWarning
+from varve.errors import ReplicasDifferWarning
 from varve.torch._coordinator import collective
 
 
@@ -28,24 +28,7 @@ def by_rank_0(what: str, decide: Callable[[], Any], timeout: float = 1800.0) -> 
     Raises:
         varve.Error: `decide` has failed; on every rank, with its message.
     """
-    with collective(None, timeout, what) as coordinator:
-        if coordinator is None:
-            return decide()
-        failure: Exception | None = None
-        message: dict[str, Any] = {}
-        if coordinator.rank == 0:
-            try:
-                message = {"value": decide()}
-            except Exception as error:
-                failure = error
-                code = error.code if isinstance(error, Error) else InternalError.code
-                message = {"code": code, "error": f"{type(error).__name__}: {error}"}
-        answer = json.loads(coordinator.share(json.dumps(message).encode(), timeout))
-    if failure is not None:
-        raise failure
-    if "error" in answer:
-        raise BY_CODE.get(answer["code"], Error)(f"{what}: rank 0: {answer['error']}", rank=0)
-    return answer["value"]
+    return told_by_rank_0(collective(None, timeout, what), what, decide, timeout)
 
 
 def rank_of_job() -> int:

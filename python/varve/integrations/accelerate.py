@@ -44,10 +44,10 @@ import varve.torch.dcp
 from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.integrations import _contract, _hf_folders, _hf_random
 from varve.integrations._hf_saves import Saves, VarveSaving
-from varve.integrations._ranks import load_own_or_first
+from varve.integrations._ranks import by_rank_0, load_own_or_first
 
 try:
-    from accelerate.utils import DistributedType, broadcast_object_list
+    from accelerate.utils import DistributedType
 
     from varve.integrations import _hf_parts
 except ImportError as _error:
@@ -70,7 +70,6 @@ NEEDED: _contract.Table = {
     "accelerate.data_loader:SeedableRandomSampler.set_epoch": ("epoch",),
     "accelerate.utils:DistributedType.MULTI_CPU": (),
     "accelerate.utils:ProjectConfiguration.iteration": (),
-    "accelerate.utils:broadcast_object_list": ("object_list",),
     "accelerate.utils.fsdp_utils:save_fsdp_model": ("output_dir", "use_dcp"),
     "accelerate.utils.fsdp_utils:load_fsdp_model": ("input_dir", "use_dcp"),
     "accelerate.utils.fsdp_utils:save_fsdp_optimizer": ("output_dir", "use_dcp"),
@@ -307,25 +306,19 @@ class VarveCheckpoints:
 
     def _newest(self) -> str:
         """Returns what rank 0 finds, on all ranks."""
-        found: list[Any] = [None, None]
         folder = self._folder()
-        if self.accelerator.process_index == 0:
-            try:
-                verify = self.saving.verify
-                found[0] = _hf_folders.newest_good(
-                    folder, _PREFIX, verify, lambda _: "it is no checkpoint of Varve"
-                )
-            except Exception as error:
-                found[1] = error
-        if self.accelerator.num_processes > 1:
-            broadcast_object_list(found)
-        if found[1] is not None:
-            raise found[1]
-        if found[0] is None:
+        verify = self.saving.verify
+        newest: str | None = by_rank_0(
+            "choose the checkpoint to load",
+            lambda: _hf_folders.newest_good(
+                folder, _PREFIX, verify, lambda _: "it is no checkpoint of Varve"
+            ),
+            self.saving.timeout,
+        )
+        if newest is None:
             raise varve.CheckpointNotFoundError(
                 f"load_state: {folder} has no whole checkpoint", path=folder
             )
-        newest: str = found[0]
         return newest
 
     def _load(self, path: str) -> None:

@@ -38,11 +38,10 @@ import varve.torch
 from varve.errors import UnsupportedError
 from varve.integrations import _contract, _hf_folders, _hf_model, _hf_random
 from varve.integrations._hf_saves import Saves, VarveSaving
-from varve.integrations._ranks import load_own_or_first
+from varve.integrations._ranks import by_rank_0, load_own_or_first
 from varve.integrations._removal import remove_unless_held
 
 try:
-    from accelerate.utils import broadcast_object_list
     from transformers import Trainer, TrainerCallback
     from transformers.trainer_callback import ExportableState
     from transformers.utils import is_peft_available, is_sagemaker_mp_enabled
@@ -72,7 +71,6 @@ NEEDED: _contract.Table = {
     "transformers.trainer:Trainer.store_flos": ("self",),
     "transformers.trainer_callback:TrainerState.save_to_json": ("json_path",),
     "transformers.trainer_callback:ExportableState.state": ("self",),
-    "accelerate.utils:broadcast_object_list": ("object_list",),
     "accelerate:Accelerator.unwrap_model": ("model", "keep_torch_compile"),
 }
 
@@ -328,20 +326,12 @@ class VarveTrainerMixin:
 
     def _varve_newest(self) -> str | None:
         """Returns what rank 0 finds, on all ranks."""
-        found: list[Any] = [None, None]
-        if self.args.process_index == 0:
-            try:
-                verify = self.varve_saving.verify
-                found[0] = _hf_folders.newest_good(
-                    self.args.output_dir, _PREFIX, verify, _why_not_stock
-                )
-            except Exception as error:
-                found[1] = error
-        if self.args.world_size > 1:
-            broadcast_object_list(found)
-        if found[1] is not None:
-            raise found[1]
-        newest: str | None = found[0]
+        folder, saving = self.args.output_dir, self.varve_saving
+        newest: str | None = by_rank_0(
+            "choose the checkpoint to resume from",
+            lambda: _hf_folders.newest_good(folder, _PREFIX, saving.verify, _why_not_stock),
+            saving.timeout,
+        )
         return newest
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:

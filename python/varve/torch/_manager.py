@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from inspect import signature
 from typing import Any, Literal
 
@@ -55,7 +55,7 @@ class TorchBackend(Backend):
     ) -> None:
         joined = dist.is_available() and dist.is_initialized()
         self._group = process_group
-        self._timeout = timeout
+        self.timeout = timeout
         self._options = dict(options)
         self._warned_of_guard = False
         self._owned = stager is None
@@ -64,21 +64,19 @@ class TorchBackend(Backend):
         self.rank = dist.get_rank(process_group) if joined else 0
         self.size = dist.get_world_size(process_group) if joined else 1
 
-    @contextmanager
-    def call(self, what: str) -> Iterator[Channel | None]:
+    def call(self, what: str) -> AbstractContextManager[Channel | None]:
         """Enters a call of all ranks."""
-        with collective(self._group, self._timeout, what) as coordinator:
-            yield coordinator
+        return collective(self._group, self.timeout, what)
 
     def channel(self) -> Channel | None:
         """Returns a channel of its own for the manager's messages, and makes the stager."""
         if self._stager is None:
-            self._stager = Stager(self._group, executor=self._executor, timeout=self._timeout)
-        return make_background(self._group, self._timeout, "the manager of a run")
+            self._stager = Stager(self._group, executor=self._executor, timeout=self.timeout)
+        return make_background(self._group, self.timeout, "the manager of a run")
 
     def background(self, owner: str) -> Channel | None:
         """Returns one more channel."""
-        return make_background(self._group, self._timeout, owner)
+        return make_background(self._group, self.timeout, owner)
 
     def save(self, state: Any, path: str, files: Mapping[str, bytes], ended: Ended) -> Future[Any]:
         """Saves in the background."""
@@ -89,7 +87,7 @@ class TorchBackend(Backend):
                 stager=self._stager,
                 overwrite=True,
                 files=files,
-                timeout=self._timeout,
+                timeout=self.timeout,
                 **self._options_for(state),
             )
         if handle._warning:
@@ -127,13 +125,13 @@ class TorchBackend(Backend):
             stager=self._stager,
             overwrite=True,
             files=files,
-            timeout=self._timeout,
+            timeout=self.timeout,
             **options,
         )
 
     def load(self, state: Any, path: str, options: Mapping[str, Any]) -> LoadReport:
         """Loads into a state, on all ranks."""
-        given = {"timeout": self._timeout, **options}
+        given = {"timeout": self.timeout, **options}
         return varve.torch.load(state, path, process_group=self._group, **given)
 
     def tell_past(self, path: str) -> None:
