@@ -15,7 +15,7 @@ import varve
 import varve.torch
 from varve._core import manage
 from varve._manage._followup import FollowUp, Save
-from varve._manage._history import History
+from varve._manage._places import Job, Places
 from varve._manage._policy import Keep
 from varve._manage._uploads import Uploads
 from varve._upload import Copy
@@ -45,31 +45,31 @@ def names(run: Path) -> list[str]:
     return [one.name for one in varve.steps(str(run)) if one.state == "whole"]
 
 
-def follow_up(run: Path | str, lock: Any, **options: Any) -> FollowUp:
-    return FollowUp(
-        str(run),
-        Keep(last=1),
-        "step-",
-        0,
-        1,
-        cast(History, SimpleNamespace(add=lambda *_a, **fields: fields)),
-        None,
-        options.get("on_saved"),
-        options.get("on_failure"),
-        lambda: None,
-        cast(manage.RunLock, lock),
+def job_of(run: Path | str, **options: Any) -> Job:
+    """A job of one process, and what became of its locks by place."""
+    known = {"on_saved": None, "on_failure": None, "metrics_file": None, **options}
+    settings = SimpleNamespace(
+        name="step-{step:08d}", keep_uploaded=1, verify="index", max_restarts=None, **known
     )
+    history = SimpleNamespace(add=lambda *_a, **fields: fields)
+    place = SimpleNamespace(remove=lambda _name: None)
+    given = cast(Any, (settings, history, place))
+    places = Places(str(run), "", *given)
+    return Job(str(run), given[0], Keep(last=1), 0, 1, given[1], places)
+
+
+def follow_up(run: Path | str, lock: Any, **options: Any) -> FollowUp:
+    job = job_of(run, **options)
+    job.places.locks[job.run] = lock
+    return FollowUp(job)
 
 
 def test_a_save_is_followed_up_where_storage_does_not_say_whose_the_run_is(tmp_path: Path) -> None:
     saved(tmp_path, 1, 2)
     failures: list[int] = []
     ended: list[bool] = []
-    after = follow_up(
-        tmp_path,
-        Claim(varve.UnavailableError("no answer")),
-        on_failure=lambda step, _error: failures.append(step),
-    )
+    claim = Claim(varve.UnavailableError("no answer"))
+    after = follow_up(tmp_path, claim, on_failure=lambda step, _error: failures.append(step))
     after.on_end = lambda _save, durable: ended.append(durable)
     save = Save(3, str(tmp_path / "step-00000003"), 1, "asked", {}, 0.0)
     with after.began(save):
@@ -81,7 +81,7 @@ def test_a_save_is_followed_up_where_storage_does_not_say_whose_the_run_is(tmp_p
     assert ended == [False] and failures == [3]
     after.prune(1, 1.0)  # Not known: nothing is removed.
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
-    cast(Any, after)._lock.answer = None
+    claim.answer = None
     after.prune(1, 1.0)
     assert names(tmp_path) == ["step-00000002"]
     after.close()
@@ -102,13 +102,10 @@ def test_a_job_without_a_claim_removes_nothing_in_an_object_store(
     assert pruned == [str(tmp_path)]
 
 
-def uploads_of(run: Path, to: Path, after: FollowUp, lock: Any, **options: Any) -> Uploads:
-    history = cast(History, SimpleNamespace(add=lambda *_a, **fields: fields))
-    made = Uploads(
-        str(run), str(to), Keep(last=1), "step-", None, history, after, lock,
-        options.get("on_failure"), 10.0,
-    )  # fmt: skip
-    return made
+def uploads_of(run: Path, to: Path, after: FollowUp, lock: Any) -> Uploads:
+    job = cast(Any, after)._job
+    job.places.locks[str(to)] = lock
+    return Uploads(job, str(to), None, after, 10.0)
 
 
 def test_a_job_that_lost_its_claim_in_a_round_uploads_and_removes_no_more(tmp_path: Path) -> None:
@@ -145,10 +142,8 @@ def test_a_step_that_always_fails_does_not_keep_others_from_being_uploaded(tmp_p
     (to / "step-00000001").mkdir(parents=True)
     (to / "step-00000001" / "mine").write_text("no checkpoint")
     failures: list[tuple[int, BaseException]] = []
-    after = follow_up(run, None)
-    uploads = uploads_of(
-        run, to, after, None, on_failure=lambda step, error: failures.append((step, error))
-    )
+    after = follow_up(run, None, on_failure=lambda step, error: failures.append((step, error)))
+    uploads = uploads_of(run, to, after, None)
     uploads.catch_up(1)
     uploads.close()
     after.finish()

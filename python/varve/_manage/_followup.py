@@ -23,16 +23,10 @@ from varve._core import LoadReport, manage
 from varve._engine import local_path_text
 from varve._manage._costs import Costs
 from varve._manage._exposition import Exposition
-from varve._manage._history import History, phases_of
-from varve._manage._inputs import is_whole
-from varve._manage._policy import Keep
-from varve.errors import (
-    CancelledError,
-    Error,
-    InvalidArgumentError,
-    OutOfSpaceError,
-    PreconditionError,
-)
+from varve._manage._history import phases_of
+from varve._manage._inputs import is_whole, name_prefix
+from varve._manage._places import Job
+from varve.errors import CancelledError, Error, InvalidArgumentError, OutOfSpaceError
 
 _LOG = logging.getLogger("varve")
 
@@ -63,41 +57,20 @@ class FollowUp:
         may_remove: False while this job goes on from none of the steps that it has found.
     """
 
-    def __init__(
-        self,
-        run: str,
-        keep: Keep,
-        prefix: str,
-        rank: int,
-        world_size: int,
-        history: History,
-        metrics_file: str | os.PathLike[str] | None,
-        on_saved: Callable[[dict[str, Any]], None] | None,
-        on_failure: Callable[[int, BaseException], None] | None,
-        got_further: Callable[[], None],
-        lock: manage.RunLock | None,
-    ) -> None:
+    def __init__(self, job: Job) -> None:
         self.costs = Costs()
         self.may_remove = True
         self._warned_of_metric = False
-        self.overtaken = ""  # Which other job has the run now.
         #: Called with a save that has ended, and whether it is durable.
         self.on_end: Callable[[Save, bool], None] = lambda _save, _durable: None
-        self._run = run
-        self._lock = lock
+        self._job = job
+        self._run = job.run
+        self._keep = job.keep
+        self._prefix = name_prefix(job.settings.name)
         self._stands_on = ""  # The step that this job has saved last or goes on from; on rank 0.
-        self._unclaimed = lock is None and manage.is_in_object_store(run)
-        self._keep = keep
-        self._prefix = prefix  # The letters that the names of steps begin with.
-        self._rank = rank
-        self._world_size = world_size
-        self._history = history
-        self._on_saved = on_saved
-        self._on_failure = on_failure
-        self._got_further = got_further
-        self._metrics = (
-            Exposition(local_path_text(metrics_file), run) if metrics_file and rank == 0 else None
-        )
+        self._metrics: Exposition | None = None
+        if job.settings.metrics_file and job.rank == 0:
+            self._metrics = Exposition(local_path_text(job.settings.metrics_file), job.run)
         self._guard = threading.Lock()  # Guards what follows.
         self._in_flight: list[Save] = []
         self._failures: list[str] = []
@@ -177,7 +150,7 @@ class FollowUp:
     ) -> None:
         """Notes a resume, on rank 0."""
         self._stands_on = name
-        self._history.add(
+        self._job.history.add(
             "load",
             attempt=attempt,
             step=step,
@@ -187,7 +160,7 @@ class FollowUp:
             bytes_from_agent=report.bytes_from_agent,
             passed_over=dict(passed_over),
             phases=phases_of(report.phases),
-            world_size=self._world_size,
+            world_size=self._job.size,
         )
         if self._metrics is not None:
             self._metrics.set("varve_resumed_step", step)
@@ -240,21 +213,21 @@ class FollowUp:
                 self._failures.clear()
             elif not isinstance(error, CancelledError):
                 self._failures.append(str(error))
-        if self._rank == 0:
+        if self._job.rank == 0:
             self._note(save, future, error)
-            self._still_ours()
+            self._job.places.still_ours(self._run)
         self.on_end(save, error is None)
         if error is None:
-            if self._rank == 0 and self._keep.any:
+            if self._job.rank == 0 and self._keep.any:
                 # Where saves have ended meanwhile, removals fall behind and the disk would fill.
                 self.prune(save.attempt, _BUSY_SHARE if self._work.empty() else 1.0)
             return
         try:
-            if self._rank == 0 and isinstance(error, OutOfSpaceError):
+            if self._job.rank == 0 and isinstance(error, OutOfSpaceError):
                 self.make_room(save.attempt)
         finally:
-            if self._on_failure is not None and not isinstance(error, CancelledError):
-                self.call(self._on_failure, save.step, error)
+            if not isinstance(error, CancelledError):
+                self.tell_failure(save.step, error)
 
     def _note(self, save: Save, future: Future[Any], error: BaseException | None) -> None:
         line: dict[str, Any] = {
@@ -264,11 +237,11 @@ class FollowUp:
             "began": round(save.began, 3),
             "stall_seconds": round(save.stall, 6),
             "metrics": save.metrics,
-            "world_size": self._world_size,
+            "world_size": self._job.size,
         }
         if error is not None:
             self.costs.dropped(save.step)
-            self._history.add("save", outcome=type(error).__name__, error=str(error), **line)
+            self._job.history.add("save", outcome=type(error).__name__, error=str(error), **line)
             if self._metrics is not None:
                 self._metrics.count("varve_saves", 1, "failed")
                 self._metrics.write()
@@ -277,7 +250,7 @@ class FollowUp:
         seconds = float(report.seconds)
         size = _bytes_of(save.path)
         self.costs.ended(save.step, save.stall, seconds)
-        self._got_further()
+        self._job.places.forget_restarts()
         self._stands_on = os.path.basename(save.path)
         line |= {
             "seconds": round(seconds, 6),
@@ -285,7 +258,7 @@ class FollowUp:
             "bytes_per_second": round(size / seconds) if seconds > 0 else 0,
             "phases": phases_of(report.phases),
         }
-        written = self._history.add("save", outcome="done", **line)
+        written = self._job.history.add("save", outcome="done", **line)
         if self._metrics is not None:
             self._metrics.count("varve_saves", 1, "done")
             self._metrics.set("varve_save_bytes", size)
@@ -294,8 +267,8 @@ class FollowUp:
             self._metrics.set("varve_last_save_timestamp_seconds", time.time())
             self._metrics.set("varve_last_step", save.step)
             self._metrics.write()
-        if self._on_saved is not None:
-            self.call(self._on_saved, written)
+        if self._job.settings.on_saved is not None:
+            self.call(self._job.settings.on_saved, written)
 
     def call(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Calls a user's function; what it raises costs nothing that follows the save."""
@@ -303,6 +276,11 @@ class FollowUp:
             callback(*arguments)
         except Exception:
             _LOG.exception("the manager of %s: a callback has failed", self._run)
+
+    def tell_failure(self, step: int, error: BaseException) -> None:
+        """Calls the user's function for a save or upload that has failed, if there is one."""
+        if self._job.settings.on_failure is not None:
+            self.call(self._job.settings.on_failure, step, error)
 
     def count_upload(self, outcome: str, step: int | None = None) -> None:
         """Notes in the metrics that an upload has ended, of which step if it was made."""
@@ -321,7 +299,7 @@ class FollowUp:
 
     def prune_by_rules(self, attempt: int) -> None:
         """Removes what the rules do not keep, if there are any."""
-        if self._rank == 0 and self._keep.any:
+        if self._job.rank == 0 and self._keep.any:
             self.prune(attempt, _BUSY_SHARE)
 
     def make_room(self, attempt: int) -> None:
@@ -353,7 +331,7 @@ class FollowUp:
 
     def prune(self, attempt: int, busy_share: float) -> None:
         """Removes the steps that the rules do not keep."""
-        if self._unclaimed or not self.may_remove or not self._still_ours(if_unknown=False):
+        if not self.may_remove or not self._job.places.allows_removal(self._run):
             return
         found = manage.prune(self._run, self._keep.rules(), False, busy_share, self._prefix, True)
         self._check_metric(found)
@@ -361,27 +339,12 @@ class FollowUp:
             if not one.removed:
                 continue
             step = one.step
-            self._history.add(
+            self._job.history.add(
                 "remove", attempt=attempt, step=step.step, name=step.name, bytes=step.bytes
             )
             if self._metrics is not None:
                 self._metrics.count("varve_removed_steps", 1)
                 self._metrics.write()
-
-    def _still_ours(self, if_unknown: bool = True) -> bool:
-        """Asks, on rank 0, whether another job has taken the run; storage may not answer."""
-        if self._lock is None or self.overtaken:
-            return not self.overtaken
-        try:
-            self._lock.check_held()
-        except PreconditionError as error:
-            self.overtaken = str(error)
-            _LOG.error("%s", error)
-            return False
-        except Error as error:
-            _LOG.warning("whether %s is still this job's is not known: %s", self._run, error)
-            return if_unknown
-        return True
 
     def collect_garbage(self) -> None:
         """Removes what dead saves of earlier jobs left."""

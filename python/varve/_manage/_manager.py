@@ -30,17 +30,10 @@ from varve._manage._costs import Interval, needs_mtbf
 from varve._manage._endings import Requests, Signals
 from varve._manage._followup import FollowUp, Save
 from varve._manage._history import History, observed_mtbf
-from varve._manage._inputs import (
-    Settings,
-    check_settings,
-    keep_of,
-    name_prefix,
-    step_number,
-    upload_place,
-)
+from varve._manage._inputs import Settings, check_settings, step_number, upload_place
 from varve._manage._lock import warn_of_later_steps
 from varve._manage._place import place_of
-from varve._manage._places import Chosen, Places, path_of
+from varve._manage._places import Chosen, Job, Places, path_of
 from varve._manage._policy import Ending
 from varve._manage._steps import RunSteps
 from varve._manage._uploads import Uploads
@@ -94,34 +87,15 @@ class Manager(RunSteps):
         self._mtbf: float | None = None  # On rank 0.
         doing = f"manage {os.path.basename(self._run)}"
         self._attempt = int(backend.of_rank_0(doing, self._open))
-        self._after = FollowUp(
-            self._run,
-            self._keep,
-            name_prefix(settings.name),
-            backend.rank,
-            backend.size,
-            self._history,
-            settings.metrics_file,
-            settings.on_saved,
-            settings.on_failure,
-            self._places.forget_restarts,
-            self._places.lock,
+        job = Job(
+            self._run, settings, self._keep, backend.rank, backend.size, self._history, self._places
         )
+        self._after = FollowUp(job)
         undo.callback(self._after.close)
         self._uploads: Uploads | None = None
         if self._remote:
-            self._uploads = Uploads(
-                self._run,
-                self._remote,
-                keep_of(settings.keep_uploaded),
-                name_prefix(settings.name),
-                backend.background("the uploads of a run"),
-                self._history,
-                self._after,
-                self._places.remote_lock,
-                settings.on_failure,
-                self._timeout,
-            )
+            channel = backend.background("the uploads of a run")
+            self._uploads = Uploads(job, self._remote, channel, self._after, self._timeout)
             undo.callback(self._uploads.close)
             undo.callback(self._uploads.abort)
             self._uploads.catch_up(self._attempt)
@@ -377,7 +351,7 @@ class Manager(RunSteps):
             passed = time.monotonic() - self._last_begin
             save = f"{passed:.0f} s have passed" if passed >= seconds else ""
         limit = self._settings.max_failures
-        give_up = self._after.overtaken
+        give_up = self._places.overtaken
         if not give_up and limit is not None and len(failures) >= limit:
             give_up = f"{len(failures)} saves in a row have failed in {self._run}, the last with: {failures[-1]}"
         return save, stop, give_up

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from varve._core import manage
@@ -10,8 +12,11 @@ from varve._manage._history import History
 from varve._manage._inputs import Settings, is_whole
 from varve._manage._lock import set_pinned_apart, take_lock
 from varve._manage._place import Place, place_of
+from varve._manage._policy import Keep
 from varve._manage._resume import Chooser, log_left_over
-from varve.errors import CheckpointNotFoundError, CorruptCheckpointError
+from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error, PreconditionError
+
+_LOG = logging.getLogger("varve")
 
 #: A step as ranks send it to each other: its number, its name and the place that it is in.
 Chosen = dict[str, Any]
@@ -21,15 +26,15 @@ class Places:
     """Rank 0's view of both. The run's directory comes first.
 
     Attributes:
-        lock: Of the run's directory, once they are taken.
-        remote_lock: Of the other place.
+        locks: By place, once they are taken; None for one that could not be locked.
+        overtaken: Which other job has one of them now.
     """
 
     def __init__(
         self, run: str, remote: str, settings: Settings, history: History, place: Place
     ) -> None:
-        self.lock: manage.RunLock | None = None
-        self.remote_lock: manage.RunLock | None = None
+        self.locks: dict[str, manage.RunLock | None] = {}
+        self.overtaken = ""
         self._run = run
         self._remote = remote
         places = {run: place, **({remote: place_of(remote)} if remote else {})}
@@ -40,21 +45,47 @@ class Places:
 
     def take(self) -> tuple[int, str]:
         """Locks both. Returns the number of this attempt, and the name of the newest whole step."""
-        self.lock = take_lock(self._run)
+        self.locks[self._run] = take_lock(self._run)
         steps = manage.list_steps(self._run)
         if self._remote:
-            self.remote_lock = take_lock(self._remote)
+            self.locks[self._remote] = take_lock(self._remote)
             steps = manage.list_steps(self._remote) + steps
         newest = next((one.name for one in reversed(steps) if is_whole(one)), "")
         # An earlier job that lives on unseen may have saved nothing yet: its claim's number is lower.
-        locks = [lock.number for lock in (self.lock, self.remote_lock) if lock is not None]
+        locks = [lock.number for lock in self.locks.values() if lock is not None]
         return max(1 + max((step.attempt for step in steps), default=0), *locks, 1), newest
 
     def release(self) -> None:
         """Gives both back; in a forked child, its hold of them."""
-        for lock in (self.lock, self.remote_lock):
+        for lock in self.locks.values():
             if lock is not None:
                 lock.release()
+
+    def still_ours(self, where: str, if_unknown: bool = True) -> bool:
+        """Returns False where another job has taken a place, this or the other. Threads: any.
+
+        Returns `if_unknown` where storage does not answer.
+        """
+        lock = self.locks.get(where)
+        if lock is None or self.overtaken:
+            return not self.overtaken
+        try:
+            lock.check_held()
+        except PreconditionError as error:
+            self.overtaken = str(error)
+            _LOG.error("%s", error)
+            return False
+        except Error as error:
+            # Of the other place the upload will tell.
+            level = logging.WARNING if where == self._run else logging.INFO
+            _LOG.log(level, "whether %s is still this job's is not known: %s", where, error)
+            return if_unknown
+        return True
+
+    def allows_removal(self, where: str) -> bool:
+        """Returns True where no other job has the place for certain, as far as its storage has locks."""
+        unclaimed = self.locks.get(where) is None and manage.is_in_object_store(where)
+        return not unclaimed and self.still_ours(where, if_unknown=False)
 
     def choose(self) -> Chosen | None:
         """Returns the newest good step of both: the local one of equal ones. None where there is none.
@@ -113,6 +144,19 @@ class Places:
         """Called after a save: the run has got further."""
         for chooser in self._choosers.values():
             chooser.forget_restarts()
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the parts of a manager that work after saves know of its job."""
+
+    run: str
+    settings: Settings
+    keep: Keep
+    rank: int
+    size: int
+    history: History
+    places: Places
 
 
 def path_of(chosen: Chosen) -> str:

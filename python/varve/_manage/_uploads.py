@@ -22,23 +22,16 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from varve import _core
 from varve._core import manage
 from varve._core.uploads import UploadOptions
 from varve._manage._followup import FollowUp, Save
-from varve._manage._history import History
-from varve._manage._policy import Keep
+from varve._manage._inputs import keep_of, name_prefix
+from varve._manage._places import Job
 from varve._upload import Background, Copy
-from varve.errors import (
-    CancelledError,
-    CorruptCheckpointError,
-    Error,
-    PreconditionError,
-    UnavailableError,
-)
+from varve.errors import CancelledError, CorruptCheckpointError, Error, UnavailableError
 
 _LOG = logging.getLogger("varve")
 
@@ -49,29 +42,13 @@ _FORGET_AFTER = 86400.0
 class Uploads:
     """One rank's part in the uploads of a run. Threads: any; rounds run on one thread."""
 
-    def __init__(
-        self,
-        run: str,
-        to: str,
-        keep: Keep,
-        prefix: str,
-        channel: Any,
-        history: History,
-        after: FollowUp,
-        lock: manage.RunLock | None,
-        on_failure: Callable[[int, BaseException], None] | None,
-        timeout: float,
-    ) -> None:
-        self._run = run
+    def __init__(self, job: Job, to: str, channel: Any, after: FollowUp, timeout: float) -> None:
+        self._job = job
+        self._run = job.run
+        self._rank = job.rank
         self._to = to
-        self._keep = keep
-        self._prefix = prefix
-        self._rank = 0 if channel is None else channel.rank
-        self._history = history
+        self._keep = keep_of(job.settings.keep_uploaded)
         self._after = after
-        self._lock = lock
-        self._unclaimed = lock is None and manage.is_in_object_store(to)
-        self._on_failure = on_failure
         self._timeout = timeout
         self._attempt = 0
         self._damaged: set[str] = set()
@@ -175,7 +152,7 @@ class Uploads:
 
     def _goes_on(self) -> bool:
         """Returns what rank 0 says: False where another job has taken the place in this round."""
-        told = b"go" if self._rank == 0 and self._still_ours() else b""
+        told = b"go" if self._rank == 0 and self._job.places.still_ours(self._to) else b""
         if self._thread.coordinator is not None:
             told = self._thread.coordinator.share(told, self._timeout)
         return bytes(told) == b"go"
@@ -219,7 +196,7 @@ class Uploads:
 
     def _due(self, first: str) -> list[tuple[str, str]]:
         """On rank 0: the new step, and those that are pending and not being saved."""
-        if not self._still_ours():
+        if not self._job.places.still_ours(self._to):
             return []
         pending = {
             os.fsdecode(path): os.fsdecode(to)
@@ -250,21 +227,6 @@ class Uploads:
             _LOG.warning("%s is not uploaded: a later job has saved %s", path, target)
             _core.uploads.forget_pending_upload(path)
             return False
-        return True
-
-    def _still_ours(self, if_unknown: bool = True) -> bool:
-        """Returns True unless another job uploads to the same place now; storage may not answer."""
-        if self._lock is None or self._after.overtaken:
-            return not self._after.overtaken
-        try:
-            self._lock.check_held()
-        except PreconditionError as error:
-            self._after.overtaken = str(error)
-            _LOG.error("%s", error)
-            return False
-        except Error as error:  # The upload will tell.
-            _LOG.info("whether %s is still this job's is not known: %s", self._to, error)
-            return if_unknown
         return True
 
     def _upload(self, path: str, target: str) -> bool:
@@ -303,12 +265,11 @@ class Uploads:
             _LOG.error("%s; it stays pending and is tried %s", error, when)
             self._note(step, path, type(error).__name__, error=str(error))
             self._after.count_upload("failed")
-        if self._on_failure is not None:
-            self._after.call(self._on_failure, step, error)
+        self._after.tell_failure(step, error)
 
     def _note(self, step: int, path: str, outcome: str, **fields: Any) -> None:
         name = os.path.basename(path)
-        self._history.add(
+        self._job.history.add(
             "upload",
             attempt=self._attempt,
             step=step,
@@ -321,10 +282,11 @@ class Uploads:
     def _prune(self) -> None:
         """Applies the rules there, and has them applied here: the step was kept for its upload."""
         attempt = self._attempt
-        may_remove = self._keep.any and self._after.may_remove and not self._unclaimed
-        if may_remove and self._still_ours(if_unknown=False):
+        may_remove = self._keep.any and self._after.may_remove
+        if may_remove and self._job.places.allows_removal(self._to):
+            prefix = name_prefix(self._job.settings.name)
             try:
-                manage.prune(self._to, self._keep.rules(), False, 1.0, self._prefix, False)
+                manage.prune(self._to, self._keep.rules(), False, 1.0, prefix, False)
             except Error as error:
                 _LOG.warning("old steps in %s were not removed: %s", self._to, error)
         self._after.later(lambda: self._after.prune_by_rules(attempt))
