@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from dataclasses import dataclass
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import varve
 import varve.torch
 from varve.olmo import _core_layout
-from varve.olmo._core_layout import Description, describe_rank, write_metadata, write_rank
-
-
-@dataclass
-class Run:
-    shape: tuple[int, ...]
-    start: int
-    data: torch.Tensor
+from varve.olmo._core_layout import CoreWriter, write_metadata
+from varve.olmo._pieces import Piece
 
 
 def parameters() -> dict[str, torch.Tensor]:
@@ -55,12 +49,12 @@ def cut(world: int, copies: int = 1) -> list[Rank]:
         for name, tensor in tensors.items():
             first, last = max(at, begin), min(at + tensor.numel(), begin + size)
             start, stop = (first - at, last - at) if first < last else (0, 0)
-            model[name] = Run(tensor.shape, start, tensor.flatten()[start:stop])
+            model[name] = Piece(tensor.shape, start, tensor.flatten()[start:stop])
             if first < last and tensor.is_floating_point():
                 moment = tensor.float() * 2
                 state[name] = {
                     "step": torch.tensor(3.0),
-                    "exp_avg": Run(tensor.shape, start, moment.flatten()[start:stop]),
+                    "exp_avg": Piece(tensor.shape, start, moment.flatten()[start:stop]),
                 }
             at += tensor.numel()
         names = list(tensors)
@@ -73,12 +67,11 @@ def cut(world: int, copies: int = 1) -> list[Rank]:
 
 
 def write(folder: Path, ranks: list[Rank]) -> list[Path]:
-    own = [describe_rank(rank, *held) for rank, held in enumerate(ranks)]
-    described = [Description.from_json(json.loads(json.dumps(each.to_json()))) for each in own]
+    writers = [CoreWriter(rank) for rank in range(len(ranks))]
+    own = [writer.describe(*held) for writer, held in zip(writers, ranks, strict=True)]
+    described = pickle.loads(pickle.dumps(own))  # As ranks send them.
     assert described == own
-    paths = []
-    for rank, held in enumerate(ranks):
-        paths += write_rank(folder, rank, len(ranks), *held, described)
+    paths = [path for writer in writers for path in writer.write(folder, described)]
     return paths + write_metadata(folder, described)
 
 
@@ -196,22 +189,22 @@ def test_ranks_that_disagree_about_a_shape_are_refused(tmp_path: Path) -> None:
 
 def test_a_piece_outside_its_tensor_is_refused() -> None:
     with pytest.raises(varve.InvalidArgumentError, match=r'"model.w": elements \[2, 5\)'):
-        describe_rank(0, {"w": Run((4,), 2, torch.zeros(3))}, {}, [])
+        CoreWriter(0).describe({"w": Piece((4,), 2, torch.zeros(3))}, {}, [])
 
 
 def test_a_dtype_that_olmo_core_cannot_read_is_refused() -> None:
     with pytest.raises(varve.UnsupportedError, match=r'"model.w" is torch\.complex64'):
-        describe_rank(0, {"w": torch.zeros(2, dtype=torch.complex64)}, {}, [])
+        CoreWriter(0).describe({"w": torch.zeros(2, dtype=torch.complex64)}, {}, [])
 
 
 def test_a_value_that_is_no_tensor_is_refused() -> None:
     with pytest.raises(varve.UnsupportedError, match=r'"optim.state.w.note" is a str'):
-        describe_rank(0, {}, {"w": {"note": "text"}}, [])
+        CoreWriter(0).describe({}, {"w": {"note": "text"}}, [])
 
 
 def test_groups_without_names_are_refused() -> None:
     with pytest.raises(varve.InvalidArgumentError, match=r"group 0 .* param_names"):
-        describe_rank(0, {}, {}, [{"params": [0, 1]}])
+        CoreWriter(0).describe({}, {}, [{"params": [0, 1]}])
 
 
 def test_a_file_that_is_there_stays(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """Writes OLMo-core's first layout (ai2-olmo-core 0.1), which OLMo calls `olmo_core`.
 
-1. Each rank describes what it holds (`describe_rank`). The caller gives all ranks the descriptions of all.
+1. Each rank describes what it holds (`CoreWriter.describe`). The caller gives all ranks the descriptions of all.
 2. Each rank writes its pieces, flattened, to `model/rank_{R}.safetensors` and `optim/rank_{R}.safetensors`
-   (`write_rank`), also a rank without pieces. Of equal pieces only the lowest rank's is written. The files
-   are durable when it returns.
+   (`CoreWriter.write`), also a rank without pieces. Of equal pieces only the lowest rank's is written. The
+   files are durable when it returns.
 3. After all ranks have returned, one of them writes `model/metadata.json` and `optim/metadata.json`
    (`write_metadata`). Without these there is no checkpoint.
 
@@ -17,17 +17,19 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from varve import _core
-from varve.errors import CheckpointExistsError, InvalidArgumentError, UnsupportedError
+from varve.errors import InvalidArgumentError, UnsupportedError
+from varve.olmo._files import write_bytes
+from varve.olmo._pickle import sync
+from varve.olmo._pieces import Piece
 from varve.torch._devices import cuda_of
 from varve.torch._shards import NUMBERS, shards_of
 
@@ -48,24 +50,8 @@ _DTYPES = {
 _PARTS = ("model", "optim")
 
 
-class Run(Protocol):
-    """A run of a tensor's elements: from `start` on in row-major order, `data` in one dimension."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the whole tensor."""
-
-    @property
-    def start(self) -> int:
-        """The index of the first element."""
-
-    @property
-    def data(self) -> torch.Tensor:
-        """The elements."""
-
-
 #: The part of a tensor that a rank holds: a run, a DTensor, or all of it.
-Held = Run | torch.Tensor
+Held = Piece | torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -91,123 +77,86 @@ class Described:
         return sum(end - begin for begin, end in self.runs)
 
 
+#: What is known of pieces, by folder and by the name in its files.
+_Parts = dict[str, dict[str, Described]]
+
+
 @dataclass(frozen=True)
 class Description:
-    """The parts that one rank holds. The rank sends them to the others as JSON."""
+    """The pieces that one rank holds, and the keys of its optimizer's state."""
 
-    model: dict[str, Described]
-    optim: dict[str, Described]
+    pieces: _Parts
     state_keys: frozenset[str]
 
-    def part(self, part: str) -> dict[str, Described]:
-        """Returns the pieces of one of the folders, by their names in the file."""
-        return self.model if part == "model" else self.optim
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns a value that `json` can write."""
-        parts: dict[str, Any] = {
-            part: {
-                name: [piece.dtype, piece.shape, piece.runs, piece.box]
-                for name, piece in self.part(part).items()
-            }
-            for part in _PARTS
+#: A piece with its data, which `_packed` makes flat.
+_Piece = tuple[Described, list[torch.Tensor]]
+
+
+class CoreWriter:
+    """Writes one rank's files, in a directory that has none of these names."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._pieces: dict[str, dict[str, _Piece]] = {}
+
+    def describe(
+        self,
+        model: Mapping[str, Held],
+        optim_state: Mapping[str, Mapping[str, Held | Any]],
+        param_groups: Sequence[Mapping[str, Any]],
+    ) -> Description:
+        """Returns what the rank holds, without the data. Copies nothing: `write` reads the tensors.
+
+        Args:
+            model: The pieces that the rank holds, by the name of the tensor.
+            optim_state: By parameter and key: pieces, whole tensors, or numbers.
+            param_groups: The optimizer's groups. A group names its parameters in `param_names`, or in
+                `params` itself; `params` may be ids.
+
+        Raises:
+            UnsupportedError: A dtype, or a value of the optimizer's state, that the layout cannot hold.
+            InvalidArgumentError: A piece outside its tensor; groups that do not name their parameters.
+        """
+        self._pieces = {
+            "model": {name: _held_piece(f"model.{name}", held) for name, held in model.items()},
+            "optim": _optim_pieces(self._rank, optim_state, param_groups),
         }
-        return {**parts, "state_keys": sorted(self.state_keys)}
+        described = {
+            part: {name: piece for name, (piece, _) in pieces.items()}
+            for part, pieces in self._pieces.items()
+        }
+        keys = frozenset(key for entries in optim_state.values() for key in entries)
+        return Description(described, keys)
 
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Description:
-        """Returns the description of which `to_json` made the value."""
+    def write(self, directory: Path, descriptions: Sequence[Description]) -> list[Path]:
+        """Writes the rank's files and returns their paths. They are durable then.
 
-        def piece(dtype: str, shape: list[int], runs: list[list[int]], box: Any) -> Described:
-            place = None if box is None else (tuple(box[0]), tuple(box[1]))
-            return Described(dtype, tuple(shape), tuple((begin, end) for begin, end in runs), place)
+        Args:
+            directory: The checkpoint's directory; `model/` and `optim/` are made in it.
+            descriptions: The description of each rank, by rank.
 
-        model, optim = (
-            {name: piece(*fields) for name, fields in value[part].items()} for part in _PARTS
-        )
-        return Description(model, optim, frozenset(value["state_keys"]))
-
-
-#: A piece with its data, flattened.
-_Piece = tuple[Described, torch.Tensor]
-
-
-def describe_rank(
-    rank: int,
-    model: Mapping[str, Held],
-    optim_state: Mapping[str, Mapping[str, Held | Any]],
-    param_groups: Sequence[Mapping[str, Any]],
-) -> Description:
-    """Returns what the rank holds, without the data. Arguments as for `write_rank`.
-
-    Raises:
-        UnsupportedError: A dtype, or a value of the optimizer's state, that the layout cannot hold.
-        InvalidArgumentError: A piece outside its tensor; groups that do not name their parameters.
-    """
-    optim = _optim_pieces(rank, optim_state, param_groups)
-    return Description(
-        model={name: piece[0] for name, piece in _model_pieces(model).items()},
-        optim={name: piece[0] for name, piece in optim.items()},
-        state_keys=frozenset(key for entries in optim_state.values() for key in entries),
-    )
-
-
-def write_rank(
-    directory: Path,
-    rank: int,
-    world: int,
-    model: Mapping[str, Held],
-    optim_state: Mapping[str, Mapping[str, Held | Any]],
-    param_groups: Sequence[Mapping[str, Any]],
-    descriptions: Sequence[Description],
-) -> list[Path]:
-    """Writes one rank's files and returns their paths. They are durable then.
-
-    Args:
-        directory: The checkpoint's directory; `model/` and `optim/` are made in it.
-        rank: This rank, from 0 to `world` - 1.
-        world: Number of ranks.
-        model: The pieces that the rank holds, by the name of the tensor.
-        optim_state: By parameter and key: pieces, whole tensors, or numbers.
-        param_groups: The optimizer's groups. A group names its parameters in `param_names`, or in
-            `params` itself; `params` may be ids.
-        descriptions: The description of each rank, by rank.
-
-    Raises:
-        CheckpointExistsError: One of the files is there already; nothing of it is changed.
-        OSError: A file cannot be written.
-        UnsupportedError: As `describe_rank`.
-        InvalidArgumentError: As `describe_rank`; descriptions of another number of ranks.
-    """
-    if not 0 <= rank < world or len(descriptions) != world:
-        raise InvalidArgumentError(
-            f"write olmo_core: rank {rank} of {world} ranks, with the descriptions of "
-            f"{len(descriptions)}"
-        )
-    written = _distinct(descriptions)[rank]
-    pieces = {
-        "model": _model_pieces(model),
-        "optim": _optim_pieces(rank, optim_state, param_groups),
-    }
-    paths = []
-    for part in _PARTS:
-        tensors = {name: pieces[part][name][1] for name in written.part(part)}
-        if part == "optim" and rank == 0:
-            tensors["state_keys"] = _state_keys(descriptions)[1]
-        folder = directory / part
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / _file_name(rank)
-        _write_safetensors(path, tensors)
-        _sync_folder(folder)
-        paths.append(path)
-    _sync_folder(directory)
-    return paths
+        Raises OSError where a file cannot be written.
+        """
+        written = _distinct(descriptions)[self._rank]
+        paths = []
+        for part in _PARTS:
+            data = {name: self._pieces[part][name][1] for name in written[part]}
+            if part == "optim" and self._rank == 0:
+                data["state_keys"] = _state_keys(descriptions)[1]
+            folder = directory / part
+            folder.mkdir(parents=True, exist_ok=True)
+            paths.append(folder / _file_name(self._rank))
+            _write_safetensors(paths[-1], data)
+            sync(folder)
+        sync(directory)
+        return paths
 
 
 def write_metadata(directory: Path, descriptions: Sequence[Description]) -> list[Path]:
     """Writes `metadata.json` of both folders and returns their paths. They are durable then.
 
-    Requires: `write_rank` has returned on all ranks, which had the same descriptions.
+    Requires: `CoreWriter.write` has returned on all ranks, which had the same descriptions.
 
     Args:
         directory: The checkpoint's directory.
@@ -215,7 +164,6 @@ def write_metadata(directory: Path, descriptions: Sequence[Description]) -> list
 
     Raises:
         InvalidArgumentError: Ranks disagree about a tensor, or elements are missing. Nothing is written.
-        CheckpointExistsError: One of the files is there already.
         OSError: A file cannot be written.
     """
     written = _distinct(descriptions)
@@ -225,34 +173,29 @@ def write_metadata(directory: Path, descriptions: Sequence[Description]) -> list
     )
     paths = []
     for part in _PARTS:
-        path = directory / part / "metadata.json"
-        _write_new(path, json.dumps({"tensors": entries[part]}).encode())
-        _sync_folder(path.parent)
-        paths.append(path)
+        content = json.dumps({"tensors": entries[part]}).encode()
+        paths.append(write_bytes(directory / part / "metadata.json", content))
+        sync(directory / part)
     return paths
 
 
-def _distinct(descriptions: Sequence[Description]) -> list[Description]:
+def _distinct(descriptions: Sequence[Description]) -> list[_Parts]:
     """Returns what each rank has to write: of equal pieces only the lowest rank's."""
     seen: set[tuple[str, str, Described]] = set()
     kept = []
     for description in descriptions:
-        first_seen = Description({}, {}, description.state_keys)
-        for part in _PARTS:
-            for name, piece in description.part(part).items():
+        first_seen: _Parts = {part: {} for part in _PARTS}
+        for part, pieces in description.pieces.items():
+            for name, piece in pieces.items():
                 place = (part, name, piece)
                 if place not in seen:
-                    first_seen.part(part)[name] = piece
+                    first_seen[part][name] = piece
                     seen.add(place)
         kept.append(first_seen)
     return kept
 
 
 # ---- what a rank holds ----
-
-
-def _model_pieces(model: Mapping[str, Held]) -> dict[str, _Piece]:
-    return {name: _held_piece(f"model.{name}", piece) for name, piece in model.items()}
 
 
 def _optim_pieces(
@@ -287,30 +230,28 @@ def _dtype_name(fqn: str, dtype: torch.dtype) -> str:
 
 
 def _held_piece(fqn: str, held: Held) -> _Piece:
-    if not isinstance(held, torch.Tensor):
+    if isinstance(held, Piece):
         return _run_piece(fqn, held)
     shape, shards = shards_of(fqn, held.detach())
     whole = tuple(shape)
     dtype = _dtype_name(fqn, held.dtype)
-    data = [local.reshape(-1) for _, local in shards]
-    flat = data[0] if len(data) == 1 else torch.cat(data) if data else held.new_empty(0)
-    if len(shards) == 1 and len(whole) == 2 and shards[0][1].shape[1] not in (0, whole[1]):
-        offsets, local = shards[0]
-        return Described(dtype, whole, (), (tuple(offsets), tuple(local.shape))), flat
+    data = [local for _, local in shards]
+    if len(shards) == 1 and len(whole) == 2 and data[0].shape[1] not in (0, whole[1]):
+        box = (tuple(shards[0][0]), tuple(data[0].shape))
+        return Described(dtype, whole, (), box), data
     runs = [run for offsets, local in shards for run in _runs(whole, offsets, local.shape)]
-    return Described(dtype, whole, tuple(runs)), flat
+    return Described(dtype, whole, tuple(runs)), data or [torch.empty(0, dtype=held.dtype)]
 
 
-def _run_piece(fqn: str, held: Run) -> _Piece:
-    shape = tuple(held.shape)
+def _run_piece(fqn: str, held: Piece) -> _Piece:
     end = held.start + held.data.numel()
-    if held.start < 0 or end > math.prod(shape):
+    if held.start < 0 or end > math.prod(held.shape):
         raise InvalidArgumentError(
             f'write olmo_core: "{fqn}": elements [{held.start}, {end}) are none of a tensor of the '
-            f"shape {list(shape)}"
+            f"shape {list(held.shape)}"
         )
-    described = Described(_dtype_name(fqn, held.data.dtype), shape, ((held.start, end),))
-    return described, held.data.detach().reshape(-1)
+    described = Described(_dtype_name(fqn, held.dtype), held.shape, ((held.start, end),))
+    return described, [held.data.detach()]
 
 
 def _runs(
@@ -338,13 +279,13 @@ def _whole(tensor: torch.Tensor) -> _Piece:
     described = Described(
         _dtype_name("", tensor.dtype), tuple(tensor.shape), ((0, tensor.numel()),)
     )
-    return described, tensor.reshape(-1)
+    return described, [tensor]
 
 
 def _state_piece(fqn: str, value: Held | Any) -> _Piece:
     if isinstance(value, bool | int | float):
         return _whole(torch.tensor(value))
-    if isinstance(value, torch.Tensor) or (hasattr(value, "start") and hasattr(value, "data")):
+    if isinstance(value, Piece | torch.Tensor):
         return _held_piece(fqn, value)
     raise UnsupportedError(
         f'write olmo_core: "{fqn}" is a {type(value).__name__}; '
@@ -380,10 +321,10 @@ def _named_groups(param_groups: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 # ---- metadata.json ----
 
 
-def _entries(part: str, written: Sequence[Description]) -> dict[str, Any]:
+def _entries(part: str, written: Sequence[_Parts]) -> dict[str, Any]:
     by_name: dict[str, list[tuple[int, Described]]] = {}
-    for rank, description in enumerate(written):
-        for name, piece in description.part(part).items():
+    for rank, pieces in enumerate(written):
+        for name, piece in pieces[part].items():
             by_name.setdefault(name, []).append((rank, piece))
     return {name: _entry(part, name, pieces) for name, pieces in by_name.items()}
 
@@ -436,47 +377,20 @@ def _file_name(rank: int) -> str:
     return f"rank_{rank}.safetensors"
 
 
-def _exists(path: Path) -> CheckpointExistsError:
-    return CheckpointExistsError(
-        f"write olmo_core: {path} exists; remove the checkpoint or choose another directory",
-        path=str(path),
-    )
-
-
-def _write_new(path: Path, content: bytes) -> None:
-    try:
-        file = path.open("xb")
-    except FileExistsError as error:
-        raise _exists(path) from error
-    with file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _packed(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the elements in row-major memory that the engine reads: a tensor of a device where it is."""
+def _packed(data: list[torch.Tensor]) -> torch.Tensor:
+    """Returns a piece's elements in memory that the engine reads, row-major: those of a device where they are."""
+    flat = [local.reshape(-1) for local in data]
+    tensor = flat[0] if len(flat) == 1 else torch.cat(flat)
     if tensor.is_contiguous() and cuda_of(tensor) is not None:
         return tensor
     return tensor.cpu().contiguous()
 
 
-def _write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes flat tensors. The engine writes the file, in blocks, and makes it durable."""
-    memory = {name: _packed(tensor.detach()) for name, tensor in tensors.items()}
+def _write_safetensors(path: Path, pieces: Mapping[str, list[torch.Tensor]]) -> None:
+    """Writes pieces, flattened. The engine writes the file, in blocks, and makes it durable."""
+    memory = {name: _packed(data) for name, data in pieces.items()}
     described = [
         (name, NUMBERS[tensor.dtype], tensor.shape, tensor.data_ptr(), cuda_of(tensor))
         for name, tensor in memory.items()
     ]
-    try:
-        _core.write_safetensors(str(path), described)
-    except CheckpointExistsError as error:
-        raise _exists(path) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    _core.write_safetensors(str(path), described)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from varve.errors import UnsupportedError
 from varve.olmo import _optim, _ranks
 from varve.olmo._checkpointer import Checkpointer, Training
-from varve.olmo._core_layout import Description, describe_rank, write_metadata, write_rank
+from varve.olmo._core_layout import CoreWriter, Description, write_metadata
 from varve.olmo._directory import Directory
 from varve.olmo._pieces import HeldModel
 from varve.olmo._steps import Steps
@@ -24,22 +22,21 @@ class OlmoCoreCheckpointer(Checkpointer):
         directory.require_shared("olmo_core")
         what = f"save {directory.path}"
         held = HeldModel(training.model)
-        described: list[tuple[Any, Any, Any]] = []
+        writer = CoreWriter(steps.rank)
 
-        def describe() -> dict[str, Any]:
+        def describe() -> Description:
             if held.extra:
                 raise UnsupportedError(
                     f"the model has extra states, {sorted(held.extra)}: the olmo_core layout holds "
                     "tensors; use torch_new"
                 )
             optim = _optim.named_state(held, training.optim)
-            described.append((held.tensors, optim["state"], optim["param_groups"]))
-            return describe_rank(steps.rank, *described[0]).to_json()
+            return writer.describe(held.tensors, optim["state"], optim["param_groups"])
 
-        ranks = [Description.from_json(value) for value in steps.each(what, describe)]
+        ranks = steps.each(what, describe)
 
         def write() -> None:
-            for path in write_rank(directory.path, steps.rank, len(ranks), *described[0], ranks):
+            for path in writer.write(directory.path, ranks):
                 directory.add(path)
 
         def finish() -> None:
