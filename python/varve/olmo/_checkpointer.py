@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 from varve._arguments import RemoteOverwrite, check_remote_overwrite
 from varve._core import Channel
 from varve._engine import is_remote
-from varve.errors import Error, InvalidArgumentError
-from varve.olmo import _whole
+from varve._upload import Copy
+from varve.errors import InvalidArgumentError
+from varve.olmo import _remote, _whole
 from varve.olmo._directory import MARK, Directory, staging
 from varve.olmo._files import PathOrStr, any_path, refuse_second_copy
 from varve.olmo._pickle import OLDEST, write
-from varve.olmo._remote import Upload, Uploads, check_free, readable, wait_until_uploaded
 from varve.olmo._restore import Source, restore
 from varve.olmo._spool import Spool
 from varve.olmo._steps import TIMEOUT, Steps
@@ -98,7 +98,7 @@ class Checkpointer(metaclass=ABCMeta):
         self._modules = OLDEST if class_paths == "oldest" else {}
         self.remote_overwrite = remote_overwrite
         self.upload_in_background = upload_in_background
-        self._uploads: Uploads | None = None
+        self._uploads: _remote.Uploads | None = None
 
     def _write_files(self, directory: Directory, steps: Steps, files: dict[str, Any]) -> None:
         """Writes this rank's files of torch.save. Collective: no rank goes on before all have."""
@@ -150,41 +150,30 @@ class Checkpointer(metaclass=ABCMeta):
         path = any_path(dir, "dir")
         uploads = upload_to is not None or is_remote(path)
         if uploads and self.upload_in_background and self._uploads is None:
-            self._uploads = Uploads()
+            self._uploads = _remote.Uploads()
         if is_remote(path):
             self._save_remote(path, upload_to, training)
             return
-        upload = self._upload_to(path, upload_to)
-        wait_until_uploaded(path)
+        source = os.path.realpath(path)
+        target = None if upload_to is None else any_path(upload_to, "upload_to")
+        _remote.wait_until_uploaded(path)
         with collective(None, TIMEOUT, name_of("save", path)) as coordinator:
             steps = Steps(coordinator)
             config = steps.first(f"save {path}", lambda: _saved(self.cfg)).encode("latin-1")
-            try:
-                with staging(path, bool(self.cfg.save_overwrite), steps) as directory:
-                    self._write(directory, steps, training)
-                    if upload is not None:
-                        upload.promise(steps)
+            with staging(path, bool(self.cfg.save_overwrite), steps) as directory:
+                self._write(directory, steps, training)
+                copy = None if target is None else self._copy(source, target, directory)
+                with _remote.promised(copy, steps):
                     directory.publish(config)
-            except Error:
-                if upload is not None:
-                    upload.take_back()
-                raise
-            if upload is None:
-                return
-            upload.set_files([name for name, _size in directory.files])
-            if self._uploads is not None:
-                self._uploads.later(upload)
-            else:
-                upload.make(coordinator)
+            if copy is not None:
+                self._upload(copy, coordinator)
 
     def _save_remote(self, target: str, upload_to: str | None, training: Training) -> None:
         """Saves as a directory in an object store. Collective."""
-        overwrite = bool(self.cfg.save_overwrite)
-        in_place = self.remote_overwrite == "in_place"
 
         def begin() -> str:
             refuse_second_copy(target, upload_to)
-            check_free(target, MARK, overwrite, in_place)
+            _remote.check_free(target, bool(self.cfg.save_overwrite), self.remote_overwrite)
             return _saved(self.cfg)
 
         with collective(None, TIMEOUT, name_of("save", target)) as coordinator:
@@ -198,17 +187,22 @@ class Checkpointer(metaclass=ABCMeta):
                 ):
                     self._write(directory, steps, training)
                     directory.publish(config)
-                upload = Upload(spool.path, target, MARK, overwrite, in_place, source_stays=False)
-                upload.set_files([name for name, _size in directory.files])
-                if self._uploads is None:
-                    upload.make(coordinator)
-                else:
-                    self._uploads.later(upload, spool.end)
-                    return
+                self._upload(self._copy(spool.path, target, directory), coordinator, spool)
             except BaseException:
                 spool.end()
                 raise
-            spool.end()
+
+    def _copy(self, source: str, target: str, directory: Directory) -> Copy:
+        """Returns the upload of a directory in which all files are written."""
+        files = [name for name, _size in directory.files]
+        overwrite = bool(self.cfg.save_overwrite)
+        return _remote.copy_of(source, target, overwrite, self.remote_overwrite, files)
+
+    def _upload(self, copy: Copy, coordinator: Channel | None, spool: Spool | None = None) -> None:
+        if self._uploads is not None:
+            self._uploads.later(copy, spool)
+        else:
+            _remote.make(copy, coordinator, spool)
 
     def wait_for_uploads(self) -> None:
         """Waits for the uploads in the background. Raises the error of one that has failed, on all ranks.
@@ -217,17 +211,6 @@ class Checkpointer(metaclass=ABCMeta):
         """
         if self._uploads is not None:
             self._uploads.wait()
-
-    def _upload_to(self, path: str, upload_to: str | None) -> Upload | None:
-        if upload_to is None:
-            return None
-        return Upload(
-            os.path.realpath(path),
-            any_path(upload_to, "upload_to"),
-            MARK,
-            bool(self.cfg.save_overwrite),
-            self.remote_overwrite == "in_place",
-        )
 
     @abstractmethod
     def _write(self, directory: Directory, steps: Steps, training: Training) -> None:
@@ -262,7 +245,7 @@ class Checkpointer(metaclass=ABCMeta):
             WrongGroupsError: The optimizer's groups differ (an AssertionError).
             CorruptCheckpointError: Stored bytes are damaged; file and tensor are named.
         """
-        path = readable(load_path, local_cache)
+        path = _remote.readable(load_path, local_cache)
         found: list[tuple[Source, dict[str, Any]]] = []
 
         def look() -> bool:
@@ -298,7 +281,7 @@ class Checkpointer(metaclass=ABCMeta):
         unchanged pages when it needs memory. If TMPDIR has no room, the tensors are in memory.
         `varve.unshard` writes the state to files that stay.
         """
-        path = readable(load_path, local_cache)
+        path = _remote.readable(load_path, local_cache)
         if device is None or torch.device(device).type == "cpu":
             return _whole.mapped(path, load_optimizer_state, load_trainer_state)
         return _whole.read(path, load_optimizer_state, load_trainer_state, device)

@@ -14,17 +14,13 @@ from torch.optim import Optimizer
 import varve.torch.dcp as dcp
 from varve._arguments import RemoteOverwrite
 from varve._engine import is_remote
-from varve.errors import (
-    CheckpointExistsError,
-    CheckpointNotFoundError,
-    Error,
-)
+from varve.errors import CheckpointExistsError, CheckpointNotFoundError
 from varve.olmo import _optim, _restore
 from varve.olmo._checkpointer import thread_count_or_default
 from varve.olmo._files import PathOrStr, any_path, joined, local_path, refuse_second_copy
 from varve.olmo._full import save_state
 from varve.olmo._pieces import HeldModel
-from varve.olmo._remote import Upload, readable
+from varve.olmo._remote import copy_of, make, promised, readable
 from varve.olmo._sharded import MODEL_AND_OPTIM_FOLDER
 from varve.olmo._steps import TIMEOUT, Steps
 from varve.torch._coordinator import collective, name_of
@@ -55,36 +51,22 @@ def save_fsdp_model_and_optim_state(
     """
     path = joined(any_path(checkpoint_dir, "checkpoint_dir"), MODEL_AND_OPTIM_FOLDER)
     refuse_second_copy(path, upload_to)
-    upload = _upload_of(path, upload_to, save_overwrite, remote_overwrite)
+    copy = None
+    if upload_to is not None:
+        target = joined(any_path(upload_to, "upload_to"), MODEL_AND_OPTIM_FOLDER)
+        copy = copy_of(os.path.realpath(path), target, save_overwrite, remote_overwrite)
     with collective(None, TIMEOUT, name_of("save", path)) as coordinator:
         steps = Steps(coordinator)
         try:
-            if upload is not None:
-                upload.promise(steps)
-            save_state(path, HeldModel(fsdp_model), optim, steps, "dcp", save_overwrite)
-        except Error as error:
-            if upload is not None:
-                upload.take_back()
-            if isinstance(error, CheckpointExistsError):
-                raise CheckpointExistsError(
-                    f"{path} holds a checkpoint already; save_overwrite=True would replace it",
-                    path=path,
-                ) from error
-            raise
-        if upload is not None:
-            upload.make(coordinator)
-
-
-def _upload_of(
-    path: str, upload_to: str | None, overwrite: bool, remote_overwrite: str
-) -> Upload | None:
-    """Returns the upload of the folder of a checkpoint; None where there is none to make."""
-    if upload_to is None:
-        return None
-    target = joined(any_path(upload_to, "upload_to"), os.path.basename(path))
-    return Upload(
-        os.path.realpath(path), target, ".metadata", overwrite, remote_overwrite == "in_place"
-    )
+            with promised(copy, steps):
+                save_state(path, HeldModel(fsdp_model), optim, steps, "dcp", save_overwrite)
+        except CheckpointExistsError as error:
+            raise CheckpointExistsError(
+                f"{path} holds a checkpoint already; save_overwrite=True would replace it",
+                path=path,
+            ) from error
+        if copy is not None:
+            make(copy, coordinator)
 
 
 def load_fsdp_model_and_optim_state(
@@ -243,21 +225,11 @@ class RemoteFileSystemWriter(dcp.FileSystemWriter):
         if self.upload_to is None:
             super().finish(metadata, results)
             return
-        upload = Upload(
-            os.path.realpath(self.path),
-            self.upload_to,
-            ".metadata",
-            self.save_overwrite,
-            self.remote_overwrite == "in_place",
-        )
-        alone = Steps(None)
-        upload.promise(alone)
-        try:
+        source = os.path.realpath(self.path)
+        copy = copy_of(source, self.upload_to, self.save_overwrite, self.remote_overwrite)
+        with promised(copy, Steps(None)):
             super().finish(metadata, results)
-        except Exception:
-            upload.take_back()
-            raise
-        upload.make(None)
+        make(copy, None)
 
     @property
     def metadata_path(self) -> str:

@@ -13,10 +13,11 @@ is removed whatever comes of the upload.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ from varve._core import Channel
 from varve._core.uploads import UploadOptions
 from varve._engine import is_remote
 from varve._forks import leave_to_parent
-from varve._upload import Background, Copy, Promise, explained
+from varve._upload import Background, Copy, Promise
 from varve._warn import warn
-from varve.errors import CheckpointExistsError, Error, PreconditionError, UnsupportedError
+from varve.errors import CheckpointExistsError, PreconditionError, UnsupportedError
+from varve.olmo._directory import MARK
 from varve.olmo._errors import network_errors
 from varve.olmo._files import any_path, files_in, joined, local_path, size_of
+from varve.olmo._spool import Spool
 from varve.olmo._steps import TIMEOUT, Steps
 from varve.torch._coordinator import make_background
 
@@ -46,63 +49,51 @@ _TAIL = 1 << 20
 _open: weakref.WeakSet[Uploads] = weakref.WeakSet()
 
 
-class Upload:
-    """The upload of one checkpoint whose ranks have each written some of its files."""
+def copy_of(
+    source: str,
+    target: str,
+    overwrite: bool,
+    remote_overwrite: str,
+    files: list[str] | None = None,
+) -> Copy:
+    """Returns the upload of a checkpoint.
 
-    def __init__(
-        self,
-        source: str,
-        target: str,
-        mark: str,
-        overwrite: bool,
-        in_place: bool,
-        source_stays: bool = True,
-    ) -> None:
-        options = UploadOptions(
-            overwrite=overwrite, in_place=in_place and overwrite, timeout=TIMEOUT
-        )
-        self._copy = Copy(source, target, options)
-        self.source = source
-        self._source_stays = source_stays
-        self._mark = mark
-        self._promise: Promise | None = None
-        self._files: list[str] | None = None
+    `files`: those that this rank has written, relative to the checkpoint, where ranks may not see all.
+    """
+    options = UploadOptions(
+        overwrite=overwrite,
+        in_place=overwrite and remote_overwrite == "in_place",
+        own_files=files,
+        mark=MARK,
+        timeout=TIMEOUT,
+    )
+    return Copy(source, target, options)
 
-    def promise(self, steps: Steps) -> None:
-        """Step 1. Collective."""
 
-        def note() -> None:
-            self._promise = Promise(self._copy)
+@contextlib.contextmanager
+def promised(copy: Copy | None, steps: Steps) -> Iterator[None]:
+    """Takes step 1 before the block, which publishes, and takes it back where that fails. Collective."""
+    notes: list[Promise] = []
+    try:
+        if copy is not None:
+            steps.first(f"save {copy.source}", lambda: notes.append(copy.promise()))
+        yield
+    except Exception:  # After Ctrl-C it may be visible all the same: the note stays.
+        for note in notes:
+            note.take_back()
+        raise
 
-        steps.first(f"save {self._copy.source}", note)
 
-    def take_back(self) -> None:
-        """Called where the save has failed."""
-        if self._promise is not None:
-            self._promise.take_back()
-
-    def set_files(self, files: list[str]) -> None:
-        """Says which files this rank has written, relative to the checkpoint."""
-        self._files = files
-
-    def make(self, coordinator: Channel | None) -> None:
-        """Steps 3 and 4. Collective."""
-        options = UploadOptions(
-            overwrite=self._copy.options.overwrite,
-            in_place=self._copy.options.in_place,
-            own_files=self._files,
-            mark=self._mark if self._files is not None else "",
-            timeout=TIMEOUT,
-        )
+def make(copy: Copy, coordinator: Channel | None, spool: Spool | None = None) -> None:
+    """Takes steps 3 and 4; of a spool uploads the directory and ends it. Collective."""
+    with network_errors():
+        if spool is None:
+            copy.make_after_save(coordinator)
+            return
         try:
-            _core.uploads.upload(self._copy.source, self._copy.target, options, coordinator)
-        except Error as error:
-            with network_errors():
-                if not self._source_stays:
-                    raise
-                raise explained(error, self._copy) from error
-        if coordinator is None or coordinator.rank == 0:
-            _core.uploads.forget_pending_upload(self._copy.source)
+            copy.make(coordinator)
+        finally:
+            spool.end()
 
 
 class Uploads:
@@ -114,21 +105,19 @@ class Uploads:
         self._sources: list[str] = []  # Of the uploads that are not ended.
         _open.add(self)
 
-    def later(self, upload: Upload, end: Callable[[], None] | None = None) -> None:
-        """Makes an upload after those before, and calls `end`. Called on all ranks, in the same order."""
+    def later(self, copy: Copy, spool: Spool | None = None) -> None:
+        """Makes an upload after those before, as `make`. Called on all ranks, in the same order."""
 
         def run() -> None:
             try:
-                upload.make(self._thread.coordinator)
+                make(copy, self._thread.coordinator, spool)
             except Exception as error:
                 _LOG.error("%s", error)
                 self._failures.append(error)
             finally:
-                self._sources.remove(upload.source)
-                if end is not None:
-                    end()
+                self._sources.remove(copy.source)
 
-        self._sources.append(upload.source)
+        self._sources.append(copy.source)
         self._thread.later(run)
 
     def wait(self) -> None:
@@ -148,9 +137,9 @@ class Uploads:
         self._thread.close()
 
 
-def check_free(target: str, mark: str, overwrite: bool, in_place: bool) -> None:
+def check_free(target: str, overwrite: bool, remote_overwrite: str) -> None:
     """Raises CheckpointExistsError where a save would be refused at its end: a checkpoint is there."""
-    if in_place and overwrite:
+    if overwrite and remote_overwrite == "in_place":
         return
     if size_of(joined(target, ".varve-uploading")) is not None:
         raise PreconditionError(
@@ -159,7 +148,7 @@ def check_free(target: str, mark: str, overwrite: bool, in_place: bool) -> None:
             "what it left",
             path=target,
         )
-    if size_of(joined(target, mark)) is None:
+    if size_of(joined(target, MARK)) is None:
         return
     how = 'remote_overwrite="in_place"' if overwrite else "cfg.save_overwrite = True"
     raise CheckpointExistsError(
