@@ -95,13 +95,11 @@ nb::list SideFilesPython(const FsPath& path) {
 }
 
 nb::bytes ReadSideFilePython(const FsPath& path, const std::string& name) {
-  const std::string content =
-      Stoppable(path.text, [&](const std::stop_token& stop) -> Result<std::string> {
-        VARVE_ASSIGN_OR_RETURN(const auto reader,
-                               CheckpointReader::Open(path.text, AnyStorage(), stop));
-        return reader->ReadFile(name);
-      });
-  return nb::bytes(content.data(), content.size());
+  return ToBytes(Stoppable(path.text, [&](const std::stop_token& stop) -> Result<std::string> {
+    VARVE_ASSIGN_OR_RETURN(const auto reader,
+                           CheckpointReader::Open(path.text, AnyStorage(), stop));
+    return reader->ReadFile(name);
+  }));
 }
 
 /// Describes an array that speaks DLPack or the buffer protocol, on the CPU, as (dtype code, bits,

@@ -74,8 +74,6 @@ nb::dict ListFiles(const FsPath& directory) {
   return out;
 }
 
-nb::bytes AsBytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
-
 }  // namespace
 
 void BindUpload(nb::module_& parent) {
@@ -112,14 +110,6 @@ void BindUpload(nb::module_& parent) {
       nb::arg("source"), nb::arg("target"), nb::arg("overwrite"));
   module.def("list_files", &ListFiles, nb::arg("directory"));
   module.def(
-      "read_file",
-      [](const FsPath& path, std::uint64_t max_bytes) {
-        return AsBytes(Stoppable(path.text, [&](const std::stop_token&) {
-          return ReadWholeFile(AnyStorage(), path.text, max_bytes);
-        }));
-      },
-      nb::arg("path"), nb::arg("max_bytes"));
-  module.def(
       "note_pending_upload",
       [](const FsPath& path, const FsPath& to) {
         RaiseIfError(NotePendingUpload(path.text, to.text).With({.path = path.text}));
@@ -135,7 +125,7 @@ void BindUpload(nb::module_& parent) {
       "pending_upload",
       [](const FsPath& path) -> nb::object {
         const auto to = ValueOrRaise(PendingUploadOf(path.text).With({.path = path.text}));
-        return to ? nb::object(AsBytes(*to)) : nb::none();
+        return to ? nb::object(ToBytes(*to)) : nb::none();
       },
       nb::arg("path"));
   module.def(
@@ -144,7 +134,7 @@ void BindUpload(nb::module_& parent) {
         std::vector<std::pair<nb::bytes, nb::bytes>> found;
         for (const PendingUpload& one :
              ValueOrRaise(ListPendingUploads(directory.text).With({.path = directory.text}))) {
-          found.emplace_back(AsBytes(one.path), AsBytes(one.to));
+          found.emplace_back(ToBytes(one.path), ToBytes(one.to));
         }
         return found;
       },

@@ -204,18 +204,15 @@ def _difference(path: str, cache: str) -> str:
         if here.get(name) != size:
             found = "is missing" if name not in here else f"has {here[name]} bytes, not {size}"
             return f"{name} {found}"
-        if Path(name).name in _TELLING and size <= _MOST:
-            mine, theirs = (
-                _core.uploads.read_file(joined(at, name), _MOST) for at in (cache, path)
-            )
-            if mine != theirs:
-                return f"{name} differs"
         # All steps of a run have files of the same sizes. Files of torch.save end with the checksums of
         # what they hold.
-        first = max(0, size - _TAIL)
-        ends = [_core.storage.read_bytes(joined(at, name), first, size) for at in (cache, path)]
-        if ends[0] != ends[1]:
-            return f"the end of {name} differs"
+        whole = Path(name).name in _TELLING and size <= _MOST
+        first = 0 if whole else max(0, size - _TAIL)
+        mine, theirs = (
+            _core.storage.read_bytes(joined(at, name), first, size) for at in (cache, path)
+        )
+        if mine != theirs:
+            return f"{name} differs" if whole else f"the end of {name} differs"
     return "" if there else "there is nothing"
 
 
