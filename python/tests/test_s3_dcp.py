@@ -150,7 +150,7 @@ def test_a_first_save_goes_beside_other_objects_and_overwrite_is_heard(
         varve.torch.save(small_state(), path, format="dcp")
     varve.torch.dcp.async_save(small_state(1), checkpoint_id=path).result()
     writer = varve.torch.dcp.FileSystemWriter(path, overwrite=False)
-    with pytest.raises(varve.torch.dcp.CheckpointError, match="already exists"):
+    with pytest.raises(varve.torch.dcp.CheckpointError, match="already holds a checkpoint"):
         varve.torch.dcp.save(small_state(2), storage_writer=writer)
     assert varve.torch.read(path, flat=True)["step"] == 1
     assert len(keys_in(bucket)) == 3
