@@ -375,9 +375,8 @@ Result<Bytes> EncodeHeader(const DataFileHeader& header, std::uint32_t* header_c
   json += "}";
   const std::uint64_t total = RoundUp(json.size() + 8, kDataAlignment);
   if (total - 8 > kMaxHeaderBytes) {
-    return InvalidArgument("header of " + std::to_string(json.size()) +
-                           " bytes exceeds the 100 MB that safetensors readers accept; save "
-                           "fewer tensors per rank");
+    return InvalidArgument("header of " + std::to_string(json.size()) + " bytes" +
+                           std::string(kTooLargeHeader));
   }
   json.append(total - 8 - json.size(), ' ');
   Bytes out;
@@ -406,12 +405,6 @@ Status FillHeader(const std::vector<std::uint32_t>& block_crc32c,
   VARVE_RETURN_IF_ERROR(FillField(kBlocksField, blocks, &at, encoded));
   VARVE_RETURN_IF_ERROR(FillField(kContentsField, hashes, &at, encoded));
   return SealHeader(encoded, header_crc32c);
-}
-
-Result<std::uint64_t> HeaderBytes(const DataFileHeader& header) {
-  std::uint32_t ignored = 0;
-  VARVE_ASSIGN_OR_RETURN(const Bytes bytes, EncodeHeader(header, &ignored));
-  return std::uint64_t{bytes.size()};
 }
 
 Result<std::uint64_t> HeaderBytesFromPrefix(std::string_view first_8_bytes) {

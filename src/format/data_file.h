@@ -26,6 +26,10 @@ inline constexpr std::uint64_t kDefaultBlockBytes = std::uint64_t{1} << 20;
 inline constexpr std::uint64_t kMaxBlockBytes = std::uint64_t{8} << 20;
 /// safetensors refuses longer headers; so do we, both ways.
 inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
+/// Ends the message about a larger one.
+inline constexpr std::string_view kTooLargeHeader =
+    " exceeds the 100 MB that safetensors readers accept; join small tensors to larger ones, save "
+    "them from more ranks or as several checkpoints, or use format=\"dcp\"";
 
 /// A chunk inside a data file. `bytes` is relative to the start of the data.
 struct StoredChunk {
@@ -131,9 +135,6 @@ Result<Bytes> EncodeHeader(const DataFileHeader& header, std::uint32_t* header_c
 Status FillHeader(const std::vector<std::uint32_t>& block_crc32c,
                   const std::vector<Hash128>& contents, Bytes* encoded,
                   std::uint32_t* header_crc32c);
-
-/// Returns the bytes of the encoded header: the offset at which data begins.
-Result<std::uint64_t> HeaderBytes(const DataFileHeader& header);
 
 /// Returns the bytes of header and prefix together, from a file's first 8 bytes. Errors: DataLoss
 /// when absurd.

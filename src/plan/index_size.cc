@@ -83,59 +83,6 @@ constexpr std::uint64_t kGeometryBytes = 62;
 constexpr std::uint64_t kValueBytes = 8;
 constexpr std::uint64_t kTimesNamed = 4;  // At most, by all of these.
 
-/// Returns whether a name stands in JSON as it is, however often it is quoted.
-bool IsPlainText(std::string_view name) {
-  return std::all_of(name.begin(), name.end(),
-                     [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; });
-}
-
-/// Returns the bytes that a name, and numbers behind it, take at most in a header that quotes them
-/// `times` times, within another string: a control character becomes "\\u0001" there.
-std::uint64_t NameBytesAtMost(std::string_view name, std::uint64_t times) {
-  constexpr std::uint64_t kQuotedTwice = 7;
-  return times * (name.size() * (IsPlainText(name) ? 1 : kQuotedTwice) + 64);
-}
-
-/// Returns a bound that no header of this assignment exceeds. Cheap, for the ranks whose headers
-/// are far from the limit.
-std::uint64_t HeaderBytesAtMost(const LocalPlan& plan, const RankAssignment& assignment,
-                                std::uint64_t block_bytes) {
-  // See EncodeHeader: a chunk has an entry, its true geometry, its place among the shards and a
-  // hash. Each number has up to 20 digits and a comma; a chunk's name may hold its offsets.
-  constexpr std::uint64_t kNumberBytes = 21;
-  constexpr std::uint64_t kChunkBytes = 256;
-  constexpr std::uint64_t kNumbersADimension = 5 + kTimesNamed;
-  std::uint64_t data_bytes = assignment.structure.size();
-  std::uint64_t bytes = 4096;
-  for (const ChunkAssignment& chunk : assignment.chunks) {
-    const PlannedTensor& item = plan.tensors[chunk.item];
-    bytes += kChunkBytes + NameBytesAtMost(item.fqn(), kTimesNamed) +
-             kNumbersADimension * kNumberBytes * (item.shape().size() + 1);
-    data_bytes += Volume(chunk.BoxIn(plan).sizes) * ItemSize(item.dtype());
-  }
-  for (const std::uint32_t alias : assignment.aliases) {
-    const PlannedTensor& item = plan.tensors[alias];
-    const PlannedTensor& of = plan.tensors[*item.tied_to];
-    bytes += NameBytesAtMost(item.fqn(), 1) + NameBytesAtMost(of.fqn(), 1);
-    if (const auto* variant = FindVariant(assignment.tensor_variants, *item.tied_to)) {
-      bytes += NameBytesAtMost(NameInFile(item, *variant), 1) +
-               NameBytesAtMost(NameInFile(of, *variant), 1);
-    }
-  }
-  for (const VariantAssignment& variant : assignment.tensor_variants) {
-    bytes += NameBytesAtMost(NameInFile(plan.tensors[variant.item], variant), kTimesNamed);
-  }
-  for (const VariantAssignment& variant : assignment.object_variants) {
-    bytes += NameBytesAtMost(NameInFile(plan.objects[variant.item], variant), 1);
-  }
-  for (const std::uint32_t object : assignment.objects) {
-    bytes += NameBytesAtMost(plan.objects[object].fqn, 1);
-    data_bytes += plan.objects[object].bytes;
-  }
-  constexpr std::uint64_t kBlockBytes = 8;  // A checksum in hex.
-  return bytes + kBlockBytes * DivideUp(data_bytes, block_bytes);
-}
-
 }  // namespace
 
 std::uint64_t HeaderBytesAtLeast(const LocalPlan& plan, const RankAssignment& assignment) {
@@ -169,9 +116,7 @@ std::string Counts(const RankAssignment& assignment) {
 
 Status TooLarge(std::uint64_t bytes, const std::string& counts) {
   return InvalidArgument("a header of at least " + std::to_string(bytes) + " bytes, for " + counts +
-                         ", exceeds the 100 MB that safetensors readers accept; join small tensors "
-                         "to larger ones, save them from more ranks or as several checkpoints, or "
-                         "use format=\"dcp\"");
+                         "," + std::string(kTooLargeHeader));
 }
 
 }  // namespace
@@ -198,28 +143,6 @@ Status CheckOwnHeaderSize(const LocalPlan& plan, int writers) {
   }
   return TooLarge(bytes, Counts(all))
       .Annotate(writers > 1 ? "the data file of a rank" : "the data file");
-}
-
-Status CheckHeaderSizes(const std::vector<LocalPlan>& plans, const SettledPlan& settled,
-                        FileIdentity identity) {
-  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
-    if (HeaderBytesAtMost(plans[rank], settled.ranks[rank], identity.block_bytes) <=
-        kMaxHeaderBytes) {
-      continue;
-    }
-    if (const std::uint64_t least = HeaderBytesAtLeast(plans[rank], settled.ranks[rank]);
-        least > kMaxHeaderBytes) {  // Encoding it would take seconds.
-      return TooLarge(least, Counts(settled.ranks[rank]))
-          .Annotate("the data file of rank " + std::to_string(rank));
-    }
-    identity.rank = static_cast<std::uint32_t>(rank);
-    VARVE_ASSIGN_OR_RETURN(const FilePlan file,
-                           PlanFile(plans[rank], settled.ranks[rank], identity));
-    if (const auto bytes = HeaderBytes(file.header); !bytes.ok()) {
-      return bytes.status().Annotate("the data file of rank " + std::to_string(rank));
-    }
-  }
-  return Status::Ok();
 }
 
 }  // namespace varve

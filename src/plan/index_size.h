@@ -19,13 +19,8 @@ ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan
 std::uint64_t HeaderBytesAtLeast(const LocalPlan& plan, const RankAssignment& assignment);
 
 /// Checks at once, by a lower bound and before the ranks' plans are exchanged, that data files can
-/// have what one rank brings, where `writers` ranks may share it. Errors: InvalidArgument with the
-/// counts.
+/// have what one rank brings, where `writers` ranks may share it. (EncodeHeader checks what a rank
+/// is given, before it writes.) Errors: InvalidArgument with the counts.
 Status CheckOwnHeaderSize(const LocalPlan& plan, int writers);
-
-/// Checks that the data file of every rank will have a header that can be written. `identity` is
-/// that of the save; its rank is not looked at. Errors: InvalidArgument naming the rank.
-Status CheckHeaderSizes(const std::vector<LocalPlan>& plans, const SettledPlan& settled,
-                        FileIdentity identity);
 
 }  // namespace varve

@@ -45,22 +45,6 @@ TEST(IndexSize, RefusesWhatNoManifestHolds) {
                         {"100000000 chunks", "at most 2013265905"}));
 }
 
-TEST(IndexSize, RefusesARankWhoseHeaderWouldBeTooLarge) {
-  const auto refused = [](std::size_t name_bytes, char filler) {
-    std::vector<LocalPlan> plans(2);
-    plans[0].tensors = {Whole("small", {10})};
-    plans[1].tensors = {Whole(std::string(name_bytes, filler) + "1", {10}),
-                        Whole(std::string(name_bytes, filler) + "2", {10})};
-    const auto settled = Settle(plans);
-    return CheckHeaderSizes(plans, *settled, {.world_size = 2});
-  };
-  EXPECT_TRUE(IsOk(refused(10'000'000, 'n')));
-  EXPECT_TRUE(IsOk(refused(6'000'000, '"')));  // Within the limit though the bound is not.
-  EXPECT_TRUE(FailsWith(refused(60'000'000, 'n'), StatusCode::kInvalidArgument,
-                        {"data file of rank 1", "100 MB", "at least 120000"}));
-  EXPECT_TRUE(FailsWith(refused(9'000'000, '\x01'), StatusCode::kInvalidArgument, {"rank 1"}));
-}
-
 TEST(IndexSize, RefusesWhatARankBringsByItsCountsBeforeAnythingIsSettled) {
   LocalPlan plan;
   for (int i = 0; i < 10'000; ++i) {

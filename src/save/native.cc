@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <utility>
 
 #include "base/guarded.h"
@@ -17,9 +18,7 @@
 namespace varve {
 
 Status CheckNative(const SettledSave& settled, const FileIdentity& identity) {
-  VARVE_RETURN_IF_ERROR(
-      CheckManifestSize(CountIndex(settled.plans, settled.settled, identity.block_bytes)));
-  return CheckHeaderSizes(settled.plans, settled.settled, identity);
+  return CheckManifestSize(CountIndex(settled.plans, settled.settled, identity.block_bytes));
 }
 
 Result<RankFile> LayOutNative(const State* state, const SettledSave& settled,
@@ -28,9 +27,12 @@ Result<RankFile> LayOutNative(const State* state, const SettledSave& settled,
                          PlanFile(settled.plan(), settled.assignment(), identity));
   RankFile file;
   file.name = DataFileName(plan.header);
-  VARVE_ASSIGN_OR_RETURN(
-      file.work, state == nullptr ? DescribeDataFile(plan)
-                                  : PrepareDataFile(*state, plan, settled.assignment().structure));
+  auto work = state == nullptr ? DescribeDataFile(plan)
+                               : PrepareDataFile(*state, plan, settled.assignment().structure);
+  if (!work.ok()) {
+    return work.status().Annotate("the data file of rank " + std::to_string(identity.rank));
+  }
+  file.work = std::move(work).value();
   return file;
 }
 
