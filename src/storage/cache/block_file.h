@@ -33,8 +33,8 @@ enum class Found : std::uint8_t {
 /// Fills `block`, whose size is the block's, from the file `path`, and marks the file as used now.
 Found ReadBlockFile(const std::string& path, const BlockName& name, std::span<std::byte> block);
 
-/// Writes a block file under the new name `path`. A failure removes the file. Errors:
-/// OutOfSpace, Unavailable.
+/// Writes a block file under the new name `path`. A failure removes the file. Errors: those of
+/// OpenPosixForWrite and of writing, NotFound where its folder is not there.
 Status WriteBlockFile(const std::string& path, const BlockName& name,
                       std::span<const std::byte> block);
 

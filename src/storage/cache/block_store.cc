@@ -6,7 +6,6 @@
 #include <ctime>
 #include <vector>
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -29,16 +28,6 @@ constexpr std::uint64_t kLocks = 1024;
 constexpr std::string_view kNewPrefix = ".new-";
 constexpr std::time_t kForgotten = 3600;
 
-std::string Hex(std::span<const std::uint8_t> bytes) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string text;
-  for (const std::uint8_t byte : bytes) {
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
-}
-
 Status ErrorOf(const std::string& what, int error) {
   return Unavailable(what + ": " + std::strerror(error));
 }
@@ -59,36 +48,21 @@ Status MakePrivate(const std::string& directory) {
   return Status::Ok();
 }
 
-/// A file of the store, as eviction sees it.
-struct Kept {
-  timespec used;
-  std::uint64_t bytes;
-  std::string path;
-};
-
-struct CloseDirectory {
-  void operator()(DIR* directory) const { ::closedir(directory); }
-};
-
-/// Appends the blocks in a folder. Removes temporary files that no process writes any more.
-void AppendKept(const std::string& folder, std::vector<Kept>* kept) {
-  const std::unique_ptr<DIR, CloseDirectory> directory(::opendir(folder.c_str()));
-  if (directory == nullptr) {
+/// Appends the blocks in a folder, by their paths. Removes temporary files that no process writes
+/// any more.
+void AppendKept(const std::string& folder, std::vector<DirectoryEntry>* kept) {
+  auto listed = PosixStorage().List(folder);
+  if (!listed.ok()) {
     return;
   }
-  while (const dirent* const entry = ::readdir(directory.get())) {
-    const std::string_view name(entry->d_name);
-    struct stat info{};
-    if (name == "." || name == ".." ||
-        ::fstatat(::dirfd(directory.get()), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
+  for (DirectoryEntry& entry : *listed) {
+    const bool is_new = entry.name.starts_with(kNewPrefix);
+    entry.name = JoinPath(folder, entry.name);
+    if (is_new && ::time(nullptr) - entry.modified_ns / 1'000'000'000 > kForgotten) {
+      ::unlink(entry.name.c_str());
       continue;
     }
-    std::string path = JoinPath(folder, name);
-    if (name.starts_with(kNewPrefix) && ::time(nullptr) - info.st_mtim.tv_sec > kForgotten) {
-      ::unlink(path.c_str());
-      continue;
-    }
-    kept->push_back({info.st_mtim, static_cast<std::uint64_t>(info.st_size), std::move(path)});
+    kept->push_back(std::move(entry));
   }
 }
 
@@ -163,7 +137,7 @@ void BlockStore::Write(const BlockName& name, std::span<const std::byte> block) 
                            std::to_string(Now().time_since_epoch().count()) + "-" +
                            std::to_string(names_.fetch_add(1)));
   Status written = WriteBlockFile(fresh, name, block);
-  if (written.code() == StatusCode::kUnavailable) {  // The folder's first block.
+  if (written.code() == StatusCode::kNotFound) {  // The folder's first block.
     written = MakePrivate(folder);
     if (written.ok()) {
       written = WriteBlockFile(fresh, name, block);
@@ -233,30 +207,28 @@ bool BlockStore::ShrinkOnce() {
     return false;  // Another thread or process does it.
   }
   const CacheLock lock(std::move(lock_file));
-  std::vector<Kept> kept;
+  std::vector<DirectoryEntry> kept;
   for (unsigned int folder = 0; folder < 256; ++folder) {
     AppendKept(JoinPath(root_, FolderName(folder)), &kept);
   }
   std::uint64_t bytes = 0;
-  for (const Kept& file : kept) {
-    bytes += file.bytes;
+  for (const DirectoryEntry& file : kept) {
+    bytes += file.size;
   }
   if (bytes <= options_.max_bytes / 16 * 15) {
     return true;
   }
-  std::sort(kept.begin(), kept.end(), [](const Kept& a, const Kept& b) {
-    return a.used.tv_sec != b.used.tv_sec ? a.used.tv_sec < b.used.tv_sec
-                                          : a.used.tv_nsec < b.used.tv_nsec;
-  });
-  for (const Kept& file : kept) {
+  std::sort(kept.begin(), kept.end(),
+            [](const auto& a, const auto& b) { return a.modified_ns < b.modified_ns; });
+  for (const DirectoryEntry& file : kept) {
     if (bytes <= options_.max_bytes / 8 * 7) {
       break;
     }
-    if (BaseName(file.path).starts_with(kNewPrefix)) {
+    if (BaseName(file.name).starts_with(kNewPrefix)) {
       continue;  // A process writes it.
     }
-    ::unlink(file.path.c_str());
-    bytes -= file.bytes;
+    ::unlink(file.name.c_str());
+    bytes -= file.size;
   }
   return true;
 }

@@ -3,18 +3,17 @@
 /// The account, by what could go wrong:
 ///
 ///  1. A file was replaced. A block's name is the hash of the remote file's name, version (its
-///  ETag)
-///     and size. Another content has other names; the old blocks are never asked for again. A file
-///     whose server tells no version is not kept at all.
+///     ETag) and size. Another content has other names; the old blocks are never asked for again. A
+///     file whose server tells no version is not kept at all.
 ///  2. A process is killed while it writes a block. It writes under a temporary name (".new-") and
 ///     renames. Under the final name there is a whole block or nothing. Temporary files that are an
 ///     hour old are removed by step 6.
 ///  3. The host loses power. Nothing is synced: a block may come back torn, or empty. Its header
 ///     holds the checksums of the block and of itself, which every read compares.
 ///  4. A bit flips on the disk. As 3: the block is removed, an event says so, and it is fetched
+///     again. A byte that came wrong from the server is kept wrong: these checksums are of what
+///     came. Who compares the checkpoint's own checksums says so by ReadableFile::Forget, and reads
 ///     again.
-///     A byte that came wrong from the server is kept wrong: these checksums are of what came. Who
-///     compares the checkpoint's own checksums says so by ReadableFile::Forget, and reads again.
 ///  5. Several processes want one block. The first takes the flock of the block's group, looks
 ///     again, fetches and writes; the others wait for the lock and find the blocks. A lock ends
 ///     with its process. A process that has waited for `time_limit` fetches too: two writers of one
