@@ -28,7 +28,7 @@ AgentMessage RefusalOfAgent(const Status& reason) {
 std::size_t AgentRequests::pending() const {
   std::size_t pending = 0;
   for (const auto& session : sessions_) {
-    pending += session->saves().pending();
+    pending += session->pending();
   }
   return pending;
 }
@@ -40,15 +40,15 @@ void AgentRequests::EndOf(Peer& peer) {
   if (!peer.dropped) {
     // Where the agent cannot see the process, the end of the connection need not be the process's
     // end.
-    peer.session->saves().TrainerExited(peer.said_bye || peer.has_exited);
+    peer.session->TrainerExited(peer.said_bye || peer.has_exited);
     return;
   }
-  peer.session->saves().Abandon();
+  peer.session->Abandon();
   peer.connection->Close();  // This is how the peer learns of it.
 }
 
 void AgentRequests::RemoveEnded() {
-  std::erase_if(sessions_, [](const auto& session) { return session->saves().over(); });
+  std::erase_if(sessions_, [](const auto& session) { return session->over(); });
 }
 
 void AgentRequests::Drop(Peer& peer) const {
@@ -62,9 +62,8 @@ void AgentRequests::Drop(Peer& peer) const {
   // lost the connection, uses its memory again and will attach it again: none of that memory may be
   // released.
   if (lives && peer.session != nullptr) {
-    peer.session->saves()
-        .TrainerIsSilent();  // A process with much memory, or a device's driver, takes
-    peer.silent = true;      // its time to end.
+    peer.session->TrainerIsSilent();
+    peer.silent = true;  // A process with much memory, or a device's driver, takes its time to end.
   } else {
     peer.ended = true;
   }
@@ -104,15 +103,15 @@ void AgentRequests::Handle(Peer& peer, AgentMessage message) {
       Reply(peer, ticket, TakeSave(peer, std::move(message)));
       return;
     }
-    case AgentVerb::kPass: peer.session->saves().Pass(message.ticket); return;
-    case AgentVerb::kCancel: peer.session->saves().Cancel(message.ticket); return;
+    case AgentVerb::kPass: peer.session->Pass(message.ticket); return;
+    case AgentVerb::kCancel: peer.session->Cancel(message.ticket); return;
     case AgentVerb::kBye:
       peer.said_bye = true;
       peer.ended = true;  // Its children may hold the connection open.
       return;
     case AgentVerb::kForget:
       held_.Forget(peer.session->number(), message.ticket);
-      peer.session->saves().Forget(message.ticket);
+      peer.session->Forget(message.ticket);
       (void)peer.connection->Send(Answer(AgentVerb::kForgotten, message.ticket));
       return;
     default: Drop(peer);
@@ -152,18 +151,20 @@ Status AgentRequests::Attach(Peer& peer, AgentMessage message) {
   // A trainer that comes back after its connection was lost uses its memory again.
   for (const auto& session : sessions_) {
     if (session->connection_has_ended() && session->memory().IsSameAs(*pool)) {
-      session->saves().Abandon();
+      session->Abandon();
     }
   }
-  TrainerSession::Surroundings around;
-  around.number = next_session_++;
-  around.pid = peer.pid;
-  around.trainer = peer.connection;
-  around.held = &held_;
-  around.storage = &storage_;
-  around.peer_timeout = options_.peer_timeout;
-  around.changed = wake_;
-  peer.session = std::make_shared<TrainerSession>(std::move(around), std::move(pool), first_ticket);
+  peer.session = std::make_shared<AgentSession>(AgentSession::Surroundings{
+      .number = next_session_++,
+      .first_ticket = first_ticket,
+      .pid = peer.pid,
+      .trainer = peer.connection,
+      .memory = std::move(pool),
+      .held = held_,
+      .storage = storage_,
+      .peer_timeout = options_.peer_timeout,
+      .changed = wake_,
+  });
   sessions_.push_back(peer.session);
   if (EventsAreTaken()) {
     ReportEvent(
@@ -184,7 +185,7 @@ Status AgentRequests::TakeSave(const Peer& peer, AgentMessage message) const {
   VARVE_ASSIGN_OR_RETURN(auto lease, ValidityPage::Map(std::move(message.fds[1])));
   VARVE_ASSIGN_OR_RETURN(Submission save,
                          DecodeSubmission(encoded, peer.session->memory().blocks()));
-  return peer.session->saves().Submit(message.ticket, std::move(save), std::move(lease));
+  return peer.session->Submit(message.ticket, std::move(save), std::move(lease));
 }
 
 void AgentRequests::SendHeld(Peer& peer, const std::string& path) {
@@ -212,8 +213,8 @@ AgentReport AgentRequests::Report() {
   report.pid = ::getpid();
   report.stopping = stopping_;
   for (const auto& session : sessions_) {
-    report.trainers += session->saves().trainer_lives() ? 1 : 0;
-    const auto files = session->saves().Files();
+    report.trainers += session->trainer_lives() ? 1 : 0;
+    const auto files = session->Files();
     report.saves.insert(report.saves.end(), files.begin(), files.end());
   }
   for (const Held& held : held_.All()) {

@@ -12,7 +12,7 @@
 
 #include "agent/held_files.h"
 #include "agent/link.h"
-#include "agent/trainer_session.h"
+#include "agent/session.h"
 #include "varve/agent.h"
 #include "varve/status.h"
 #include "varve/storage.h"
@@ -30,7 +30,7 @@ struct Peer {
   bool said_bye = false;           // It does not use its memory any more.
   bool silent = false;             // Its connection has ended, and its process has not.
   std::optional<AgentVerb> waits;  // kDrain or kStop: answered at the end of all saves.
-  std::shared_ptr<TrainerSession> session;
+  std::shared_ptr<AgentSession> session;
 };
 
 /// Returns the message that tells a peer why this agent closes the connection.
@@ -79,7 +79,7 @@ class AgentRequests {
   bool stopping_ = false;
   std::uint64_t next_session_ = 1;
   HeldFiles held_;
-  std::vector<std::shared_ptr<TrainerSession>> sessions_;  // Also those whose trainers have exited.
+  std::vector<std::shared_ptr<AgentSession>> sessions_;  // Also those whose trainers have exited.
 };
 
 }  // namespace varve

@@ -147,7 +147,7 @@ class AgentServer {
     if (process.revents != 0) {
       peer.ended = peer.ended || peer.silent || NothingLeftToRead(*peer.socket);
     }
-    if (!peer.ended && peer.silent && peer.session->saves().LeaveIfSilentForLong()) {
+    if (!peer.ended && peer.silent && peer.session->LeaveIfSilentForLong()) {
       peer.ended = true;
       peer.dropped = true;
     }
@@ -174,7 +174,7 @@ class AgentServer {
 
   [[nodiscard]] bool AnyoneSilent() const {
     return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
-      return peer.silent && peer.session->saves().trainer_lives();
+      return peer.silent && peer.session->trainer_lives();
     });
   }
 

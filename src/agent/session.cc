@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "agent/agreement.h"
 #include "async/attempts.h"
 #include "async/file_channel.h"
 #include "base/events.h"
@@ -37,20 +38,23 @@ Status CheckWaitingTime(std::optional<TimePoint> until) {
 
 }  // namespace
 
-AgentSession::AgentSession(SessionHost& host, Storage& storage,
-                           std::chrono::milliseconds peer_timeout, std::uint64_t first_ticket,
-                           int pid)
-    : host_(host), storage_(storage), pid_(pid) {
-  state_.timeout = peer_timeout;
-  state_.next_ticket = first_ticket;
+AgentSession::AgentSession(Surroundings surroundings) : around_(std::move(surroundings)) {
+  state_.timeout = around_.peer_timeout;
+  state_.next_ticket = around_.first_ticket;
   state_.trainer_since = Now();
+}
+
+AgentSession::~AgentSession() {
+  if (!over()) {
+    Abandon();
+  }
 }
 
 Status AgentSession::Submit(std::uint64_t ticket, Submission save,
                             std::shared_ptr<ValidityPage> lease) {
   auto job = std::make_shared<Job>();
   if (!save.access.empty()) {
-    SharedAccess* const access = storage_.extras().shared_access;
+    SharedAccess* const access = around_.storage.extras().shared_access;
     if (access == nullptr) {
       return Unimplemented("the agent cannot reach the storage of " + save.path);
     }
@@ -79,6 +83,10 @@ bool AgentSession::LeaveIfSilentForLong() {
 TrainerState AgentSession::trainer() const {
   const std::scoped_lock lock(mutex_);
   return state_.trainer;
+}
+
+bool AgentSession::connection_has_ended() const {
+  return trainer() != TrainerState::kAttached || !around_.trainer->IsOpen();
 }
 
 bool AgentSession::trainer_lives() const {
@@ -145,17 +153,17 @@ void AgentSession::TakeLocked(const SessionEvent& event) {
     }
   }
   if (state_.trainer != before && state_.trainer == TrainerState::kExited) {
-    host_.OrphanHeld();
+    around_.held.Orphan(around_.number);
   }
 }
 
 void AgentSession::ReportSave(const Job& job, EventLevel level, std::string what) const {
   const FileIdentity& identity = job.save.settled.identity;
-  ReportEvent(
-      {.level = level,
-       .rank = static_cast<int>(identity.rank),
-       .message = "save " + job.save.path + ": " + std::move(what),
-       .fields = {{"trainer", std::to_string(pid_)}, {"save_id", ToString(identity.save_id)}}});
+  ReportEvent({.level = level,
+               .rank = static_cast<int>(identity.rank),
+               .message = "save " + job.save.path + ": " + std::move(what),
+               .fields = {{"trainer", std::to_string(around_.pid)},
+                          {"save_id", ToString(identity.save_id)}}});
 }
 
 void AgentSession::ReportChanges(const SessionState& before) const {
@@ -163,7 +171,7 @@ void AgentSession::ReportChanges(const SessionState& before) const {
     ReportEvent({.level = EventLevel::kInfo,
                  .message = "trainer: " + std::string(Name(before.trainer)) + " -> " +
                             std::string(Name(state_.trainer)),
-                 .fields = {{"trainer", std::to_string(pid_)}}});
+                 .fields = {{"trainer", std::to_string(around_.pid)}}});
   }
   for (const auto& [ticket, job] : jobs_) {  // Those that end are still there.
     const auto was = before.saves.find(ticket);
@@ -180,10 +188,8 @@ void AgentSession::ReportChanges(const SessionState& before) const {
 
 /// Begins what an action asks for. The lock is held.
 void AgentSession::Do(const SessionAction& action) {
-  using Lane = SessionHost::Lane;
   if (const auto* write = std::get_if<session_action::Write>(&action)) {
-    host_.Run(
-        write->deferred ? Lane::kDeferred : Lane::kSubmitted,
+    Run(write->deferred ? deferred_thread_ : submitted_thread_,
         [this, ticket = write->ticket, job = jobs_.at(write->ticket)] { Write(ticket, job); });
   } else if (const auto* stop = std::get_if<session_action::Stop>(&action)) {
     jobs_.at(stop->ticket)->stop.request_stop();
@@ -196,12 +202,19 @@ void AgentSession::Do(const SessionAction& action) {
         kept[ticket] = job;
       }
     }
-    host_.Run(Lane::kDeferred, [this, kept = std::move(kept)] { Agree(kept); });
+    Run(deferred_thread_, [this, kept = std::move(kept)] { Agree(kept); });
   } else if (std::holds_alternative<session_action::Release>(action)) {
-    host_.Run(Lane::kMemory, [this] { ReleaseMemory(); });
+    Run(memory_thread_, [this] { ReleaseMemory(); });
   } else {
-    host_.ForgetHeld();
+    around_.held.ForgetAll(around_.number);
   }
+}
+
+void AgentSession::Run(SerialThread& thread, std::function<void()> work) {
+  thread.Run(SerialThread::Task([this, work = std::move(work)] {
+    work();
+    around_.changed();
+  }));
 }
 
 std::optional<TimePoint> AgentSession::EndOfWaiting(bool deferred) const {
@@ -209,7 +222,7 @@ std::optional<TimePoint> AgentSession::EndOfWaiting(bool deferred) const {
   return WaitsUntil(state_, deferred);
 }
 
-// ---- on the lanes ----
+// ---- on the threads ----
 
 void AgentSession::Write(std::uint64_t ticket, const JobPtr& job) {
   SubmittedFile file;
@@ -247,20 +260,20 @@ void AgentSession::Write(std::uint64_t ticket, const JobPtr& job) {
     // Not when the trainer has just been abandoned.
     if (report.ok() && !job->save.image.blocks.empty() && state_.trainer != TrainerState::kBack) {
       (void)Guarded([&] {  // A file that is not held is loaded from the disk.
-        host_.Hold(ticket, job->save, file, job->lease, state_.trainer == TrainerState::kExited);
+        Hold(ticket, *job, file);
         return Status::Ok();
       });
     }
   }
   FlushTraceOfAgent();
-  host_.Report(ticket, report);
+  Report(ticket, report);
   Take(session_event::WriteEnded{ticket, report.ok()});
 }
 
 Result<AsyncSaveReport> AgentSession::WriteJob(const Job& job, SubmittedFile* file) {
   const Submission& save = job.save;
   const bool deferred = save.deferred.has_value();
-  const auto blocks = host_.BlocksAt(save.image.blocks);
+  const auto blocks = around_.memory->At(save.image.blocks);
   const LeasedMemory memory{blocks, [&] { return job.lease->Valid(); }};
   const std::stop_token stop = job.stop.get_token();
   bool gave_up = false;
@@ -285,6 +298,37 @@ Result<AsyncSaveReport> AgentSession::WriteJob(const Job& job, SubmittedFile* fi
     }
   }
   return report;
+}
+
+void AgentSession::Hold(std::uint64_t ticket, const Job& job, const SubmittedFile& file) {
+  auto page = ValidityPage::Make();
+  if (!page.ok()) {
+    return;  // It is loaded from the disk.
+  }
+  const FileIdentity& identity = job.save.settled.identity;
+  HeldFile held{job.save.path,   file.name,         identity.save_id, identity.rank,
+                file.data_begin, memory().blocks(), job.save.image};
+  around_.held.Add({std::move(held), around_.number, ticket, std::nullopt, around_.memory,
+                    std::move(*page), job.lease});
+  if (state_.trainer == TrainerState::kExited) {
+    around_.held.Orphan(around_.number);
+  }
+}
+
+void AgentSession::Report(std::uint64_t ticket, const Result<AsyncSaveReport>& report) const {
+  AgentMessage done{AgentVerb::kDone, ticket, {}, {}};
+  if (report.ok()) {
+    // In the message itself if it fits: a trainer that has no free descriptor receives it as well.
+    Bytes encoded = EncodeReport(*report);
+    if (encoded.size() < kMaxAgentPayload) {
+      done.payload = Bytes(1, '\0') + encoded;
+    } else if (auto blob = MakeBlob(encoded); blob.ok()) {
+      done.fds.push_back(std::move(*blob));
+    }
+  } else {
+    done.payload = EncodeRefusal(report.status());
+  }
+  (void)around_.trainer->Send(done);  // Fails when the trainer has exited.
 }
 
 /// Asks the other ranks' agents which of the kept saves they have.
@@ -324,7 +368,7 @@ bool AgentSession::AreWanted(const Kept& kept) {
 }
 
 void AgentSession::ReleaseMemory() {
-  std::vector<bool> wanted(host_.blocks());
+  std::vector<bool> wanted(around_.memory->blocks());
   bool is_ours = false;  // Still: the trainer may have come back since.
   {
     const std::scoped_lock lock(mutex_);
@@ -336,7 +380,8 @@ void AgentSession::ReleaseMemory() {
     }
   }
   if (is_ours) {
-    host_.Release(std::move(wanted));
+    around_.held.MarkBlocks(around_.number, &wanted);
+    around_.memory->Release(wanted);
   }
   Take(session_event::Released{});
 }

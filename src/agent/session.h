@@ -14,9 +14,11 @@
 #include <string_view>
 #include <vector>
 
-#include "agent/agreement.h"
+#include "agent/held_files.h"
+#include "agent/link.h"
 #include "agent/session_machine.h"
 #include "agent/shared_memory.h"
+#include "async/serial_thread.h"
 #include "async/submission.h"
 #include "base/time_source.h"
 #include "varve/agent.h"
@@ -25,44 +27,26 @@
 
 namespace varve {
 
-/// The threads and the memory of a session, and its connection to the trainer. Functions are called
-/// while the session is locked, and return at once.
-class SessionHost {
- public:
-  enum class Lane : std::uint8_t { kSubmitted, kDeferred, kMemory };
-
-  virtual ~SessionHost() = default;
-
-  /// Lets a thread do the work, after the work that this lane has been given before.
-  virtual void Run(Lane lane, std::function<void()> work) = 0;
-  /// Returns where the blocks of the trainer's memory lie.
-  virtual std::vector<const std::byte*> BlocksAt(const std::vector<std::uint64_t>& numbers) = 0;
-  /// Returns the number of blocks of that memory.
-  virtual std::uint64_t blocks() = 0;
-  /// Keeps a written file in memory for those who load it.
-  virtual void Hold(std::uint64_t ticket, const Submission& save, const SubmittedFile& file,
-                    std::shared_ptr<ValidityPage> lease, bool orphan) = 0;
-  /// Gives up the files that are held in the trainer's memory.
-  virtual void ForgetHeld() = 0;
-  /// Records that no other process has the files that are held.
-  virtual void OrphanHeld() = 0;
-  /// Gives the memory of all blocks back but those that are wanted and those of held files. The
-  /// session is not locked; may take long.
-  virtual void Release(std::vector<bool> wanted) = 0;
-  /// Tells the trainer how a save has ended. The session is not locked.
-  virtual void Report(std::uint64_t ticket, const Result<AsyncSaveReport>& report) = 0;
-};
-
-/// Carries out what session_machine.h decides. Threads: safe.
+/// Carries out what session_machine.h decides, with threads of its own. Threads: safe.
 class AgentSession {
  public:
-  /// Both must outlive it, and the host must end its threads' work first.
-  /// `pid` is the trainer's process, for events; 0 where it is not known.
-  AgentSession(SessionHost& host, Storage& storage, std::chrono::milliseconds peer_timeout,
-               std::uint64_t first_ticket, int pid = 0);
+  struct Surroundings {
+    std::uint64_t number = 0;  ///< Number of the session.
+    std::uint64_t first_ticket = 0;
+    int pid = 0;  ///< The trainer's process, for events; 0 where it is not known.
+    std::shared_ptr<AgentLink> trainer;
+    std::shared_ptr<PoolMemory> memory;  ///< The trainer's.
+    HeldFiles& held;
+    Storage& storage;                           ///< Where saves are written.
+    std::chrono::milliseconds peer_timeout{0};  ///< AgentServerOptions::peer_timeout.
+    std::function<void()> changed;              ///< Called when work of a thread has ended.
+  };
+  /// Throws std::system_error where the system starts no threads.
+  explicit AgentSession(Surroundings surroundings);
   AgentSession(const AgentSession&) = delete;
   AgentSession& operator=(const AgentSession&) = delete;
-  ~AgentSession() = default;
+  /// Abandons a session that is not over, and waits for the saves that are being written.
+  ~AgentSession();
 
   /// Takes a save. The trainer revokes `lease` when it uses the memory again while the agent may
   /// still read it. Errors: FailedPrecondition for a ticket that is over or taken.
@@ -83,7 +67,10 @@ class AgentSession {
   /// the memory, which the trainer goes on to use.
   void Abandon() { Take(session_event::Abandoned{}); }
 
-  [[nodiscard]] TrainerState trainer() const;
+  [[nodiscard]] const PoolMemory& memory() const { return *around_.memory; }
+  [[nodiscard]] std::uint64_t number() const { return around_.number; }
+  /// Returns true when the connection has ended, whether or not the agent has handled that yet.
+  [[nodiscard]] bool connection_has_ended() const;
   [[nodiscard]] bool trainer_lives() const;
   /// Returns true when there is and will be no save to write and no memory to give back.
   [[nodiscard]] bool over() const;
@@ -109,30 +96,39 @@ class AgentSession {
   /// Makes the step and what follows from it. The lock is held.
   void TakeLocked(const SessionEvent& event);
   void Do(const SessionAction& action);
+  /// Lets a thread do the work, after the work that it has been given before.
+  void Run(SerialThread& thread, std::function<void()> work);
   /// Reports what a step has changed. The lock is held.
   void ReportChanges(const SessionState& before) const;
   void ReportSave(const Job& job, EventLevel level, std::string what) const;
+  [[nodiscard]] TrainerState trainer() const;
   void Write(std::uint64_t ticket, const JobPtr& job);
   /// Writes and publishes a save. Where it fails and the trainer has exited, no other process
   /// reports it: this one reports it to ranks that come later, and leaves a note for `varve ls`.
   /// Errors: as WriteSubmission.
   Result<AsyncSaveReport> WriteJob(const Job& job, SubmittedFile* file);
+  /// Keeps a written file in memory for those who load it. The lock is held.
+  void Hold(std::uint64_t ticket, const Job& job, const SubmittedFile& file);
+  /// Tells the trainer how a save has ended.
+  void Report(std::uint64_t ticket, const Result<AsyncSaveReport>& report) const;
   void Agree(const Kept& kept);
   [[nodiscard]] Storage& StorageOf(const Job& job) const {
-    return job.storage ? *job.storage : storage_;
+    return job.storage ? *job.storage : around_.storage;
   }
   bool AreWanted(const Kept& kept);
   void ReleaseMemory();
   [[nodiscard]] std::optional<TimePoint> EndOfWaiting(bool deferred) const;
 
-  SessionHost& host_;
-  Storage& storage_;
-  const int pid_;
-  mutable std::mutex mutex_;  // Guards all members below.
+  const Surroundings around_;
+  mutable std::mutex mutex_;  // Guards the three members below.
   SessionState state_;
   std::map<std::uint64_t, JobPtr> jobs_;  // Those of state_.saves.
   /// The OccupantOf each checkpoint that was written, by path: the saves after it replace it.
   std::map<std::string, std::string> written_;
+  // Last: their work uses all of the above, and ends first.
+  SerialThread submitted_thread_;
+  SerialThread deferred_thread_;
+  SerialThread memory_thread_;
 };
 
 }  // namespace varve

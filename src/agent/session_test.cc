@@ -1,7 +1,8 @@
 #include "agent/session.h"
 
-#include <deque>
+#include <chrono>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <utility>
@@ -10,6 +11,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "agent/held_files.h"
+#include "agent/link.h"
 #include "agent/shared_memory.h"
 #include "storages/faulty.h"
 #include "support/agent.h"
@@ -25,42 +28,21 @@ using test::IsOk;
 using test::TempDir;
 using test::Training;
 
-/// A host whose work waits until a test does it.
-class Host final : public SessionHost {
+/// The agent's end of a connection: keeps what the agent sends.
+class Link final : public AgentLink {
  public:
-  explicit Host(std::shared_ptr<PoolMemory> memory) : memory_(std::move(memory)) {}
+  Status Send(const AgentMessage& message) override {
+    sent_.emplace_back(message.verb, message.payload);
+    return Status::Ok();
+  }
+  Result<AgentMessage> Receive(Deadline /*deadline*/) override { return Unavailable("nothing"); }
+  [[nodiscard]] bool IsOpen() const override { return true; }
+  void Close() override {}
 
-  void Run(Lane /*lane*/, std::function<void()> work) override { work_.push_back(std::move(work)); }
-  std::vector<const std::byte*> BlocksAt(const std::vector<std::uint64_t>& numbers) override {
-    return memory_->At(numbers);
-  }
-  std::uint64_t blocks() override { return memory_->blocks(); }
-  void Hold(std::uint64_t ticket, const Submission& /*save*/, const SubmittedFile& /*file*/,
-            std::shared_ptr<ValidityPage> /*lease*/, bool /*orphan*/) override {
-    held_.push_back(ticket);
-  }
-  void ForgetHeld() override { held_.clear(); }
-  void OrphanHeld() override {}
-  void Release(std::vector<bool> /*wanted*/) override {}
-  void Report(std::uint64_t /*ticket*/, const Result<AsyncSaveReport>& report) override {
-    reports_.push_back(report);
-  }
-
-  void DoWork() {
-    while (!work_.empty()) {
-      const auto work = std::move(work_.front());
-      work_.pop_front();
-      work();
-    }
-  }
-  [[nodiscard]] const std::vector<std::uint64_t>& held() const { return held_; }
-  [[nodiscard]] const std::vector<Result<AsyncSaveReport>>& reports() const { return reports_; }
+  [[nodiscard]] const std::vector<std::pair<AgentVerb, Bytes>>& sent() const { return sent_; }
 
  private:
-  const std::shared_ptr<PoolMemory> memory_;
-  std::deque<std::function<void()>> work_;
-  std::vector<std::uint64_t> held_;
-  std::vector<Result<AsyncSaveReport>> reports_;
+  std::vector<std::pair<AgentVerb, Bytes>> sent_;
 };
 
 /// Submits a save, lets it be written, and returns the tickets that are held then. Calls
@@ -78,19 +60,33 @@ std::vector<std::uint64_t> HeldAfter(const std::function<void(AgentSession&)>& p
     ADD_FAILURE() << "no save to submit";
     return {};
   }
+  const auto link = std::make_shared<Link>();
+  HeldFiles held(std::chrono::minutes(1));
   FaultyStorage storage(PosixStorage());
-  Host host(std::move(*memory));
-  AgentSession session(host, storage, std::chrono::minutes(1), 0);
+  std::promise<void> written;
+  AgentSession session({.trainer = link,
+                        .memory = std::move(*memory),
+                        .held = held,
+                        .storage = storage,
+                        .peer_timeout = std::chrono::minutes(1),
+                        .changed = [&] { written.set_value(); }});
   storage.SetObserver([&](Operation operation, const std::string& what) {
     if (operation == Operation::kRename && what.find(".varve-saving-") != std::string::npos) {
       published(session);
     }
   });
   EXPECT_TRUE(IsOk(session.Submit(0, std::move(*save), std::move(*lease))));
-  host.DoWork();
-  EXPECT_EQ(host.reports().size(), 1U);
-  EXPECT_TRUE(!host.reports().empty() && IsOk(host.reports()[0]));
-  return host.held();
+  written.get_future().wait();
+  EXPECT_EQ(link->sent().size(), 1U);
+  for (const auto& [verb, payload] : link->sent()) {
+    EXPECT_EQ(verb, AgentVerb::kDone);
+    EXPECT_EQ(payload.substr(0, 1), Bytes(1, '\0')) << payload;
+  }
+  std::vector<std::uint64_t> tickets;
+  for (const Held& file : held.All()) {
+    tickets.push_back(file.ticket);
+  }
+  return tickets;
 }
 
 TEST(AgentSession, HoldsWhatItHasWrittenForATrainerThatLives) {

@@ -183,7 +183,7 @@ void Agent::Handle(PipePeer& peer) {
   if (peer.has_exited()) {
     peer.ended = peer.ended || peer.silent || !peer.pipe->Has(true);
   }
-  if (!peer.ended && peer.silent && peer.session->saves().LeaveIfSilentForLong()) {
+  if (!peer.ended && peer.silent && peer.session->LeaveIfSilentForLong()) {
     peer.ended = true;
     peer.dropped = true;
   }
