@@ -207,17 +207,13 @@ class AgentExecutor final : public SaveExecutor {
 
   /// Reports that the agent is lost; it harms only where it has saves.
   void ReportLoss() {
-    if (!EventsAreTaken()) {
-      return;
-    }
-    const bool harms = std::any_of(sent_.begin(), sent_.end(), [&](const auto& entry) {
-      return !IsLost(entry.first) && !entry.second->outcome;
-    });
-    (void)Guarded([&] {
-      ReportEvent({.level = harms ? EventLevel::kWarning : EventLevel::kInfo,
+    ReportEvent([&] {
+      const bool harms = std::any_of(sent_.begin(), sent_.end(), [&](const auto& entry) {
+        return !IsLost(entry.first) && !entry.second->outcome;
+      });
+      return Event{.level = harms ? EventLevel::kWarning : EventLevel::kInfo,
                    .message = "the agent is lost: " + why_lost_.ToString() +
-                              "; the next save connects again, or starts another one"});
-      return Status::Ok();
+                              "; the next save connects again, or starts another one"};
     });
   }
 
@@ -246,10 +242,8 @@ class AgentExecutor final : public SaveExecutor {
       const std::scoped_lock lock(mutex_);
       Take(executor_event::Connected{first_ticket});
     }
-    Status listens = Guarded([&] {
-      listener_ = Thread([this, agent = agent_] { Listen(*agent); });
-      return Status::Ok();
-    });
+    Status listens =
+        Guarded([&] { listener_ = Thread([this, agent = agent_] { Listen(*agent); }); });
     if (!listens.ok()) {  // No thread would receive its answers.
       const std::scoped_lock lock(mutex_);
       Lose(CopyOf(listens));

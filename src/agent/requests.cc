@@ -166,11 +166,11 @@ Status AgentRequests::Attach(Peer& peer, AgentMessage message) {
       .changed = wake_,
   });
   sessions_.push_back(peer.session);
-  if (EventsAreTaken()) {
-    ReportEvent(
-        {.message = "trainer: attached",
-         .fields = {{"trainer", std::to_string(peer.pid)}, {"blocks", std::to_string(blocks)}}});
-  }
+  ReportEvent([&] {
+    return Event{
+        .message = "trainer: attached",
+        .fields = {{"trainer", std::to_string(peer.pid)}, {"blocks", std::to_string(blocks)}}};
+  });
   return Status::Ok();
 }
 

@@ -156,18 +156,14 @@ class AgentServer {
   /// Handles a message. Where there is no memory or no thread for the request, drops the peer and
   /// sends it the reason: the saves of other peers go on.
   void HandleOrTell(Peer& peer, AgentMessage message) {
-    const Status handled = Guarded([&] {
-      requests_.Handle(peer, std::move(message));
-      return Status::Ok();
-    });
+    const Status handled = Guarded([&] { requests_.Handle(peer, std::move(message)); });
     if (handled.ok()) {
       return;
     }
-    (void)Guarded([&] {
-      ReportEvent({.level = EventLevel::kError,
+    ReportEvent([&] {
+      return Event{.level = EventLevel::kError,
                    .message = "a request cannot be handled: " + handled.message(),
-                   .fields = {{"trainer", std::to_string(peer.pid)}}});
-      return Status::Ok();
+                   .fields = {{"trainer", std::to_string(peer.pid)}}};
     });
     requests_.DropFor(peer, handled);
   }
@@ -230,7 +226,6 @@ class AgentServer {
         (void)peer.Receive(Clock::now() + std::chrono::milliseconds(kFullPause));
         (void)peer.Send(RefusalOfAgent(NoDescriptor("accept a connection", error)));
       }
-      return Status::Ok();
     });
     spare_ = Spare();
   }
@@ -287,11 +282,11 @@ Status RunAgent(const AgentServerOptions& options) {
   if (options.listening && !options.listening()) {
     return Status::Ok();
   }
-  if (EventsAreTaken()) {
-    ReportEvent(
-        {.message = "the agent begins: " + endpoint.directory,
-         .fields = {{"version", std::string(Version())}, {"pid", std::to_string(::getpid())}}});
-  }
+  ReportEvent([&] {
+    return Event{
+        .message = "the agent begins: " + endpoint.directory,
+        .fields = {{"version", std::string(Version())}, {"pid", std::to_string(::getpid())}}};
+  });
   {
     AgentServer server(options, std::move(listening), std::move(wake), std::move(spare));
     server.Run();

@@ -133,20 +133,13 @@ void AgentSession::TakeLocked(const SessionEvent& event) {
       if (EventsAreTaken()) {
         seen = state_;
       }
-      return Status::Ok();
     });
     const std::vector<SessionAction> actions = Step(&state_, SessionEvent(events[i]), Now());
     if (seen) {
-      (void)Guarded([&] {
-        ReportChanges(*seen);
-        return Status::Ok();
-      });
+      ReportChanges(*seen);
     }
     for (const SessionAction& action : actions) {
-      const Status begun = Guarded([&] {
-        Do(action);
-        return Status::Ok();
-      });
+      const Status begun = Guarded([&] { Do(action); });
       if (!begun.ok()) {  // No memory for its place in a queue.
         events.push_back(Failed(action));
       }
@@ -157,31 +150,35 @@ void AgentSession::TakeLocked(const SessionEvent& event) {
   }
 }
 
-void AgentSession::ReportSave(const Job& job, EventLevel level, std::string what) const {
+Event AgentSession::EventOf(const Job& job, EventLevel level, const std::string& what) const {
   const FileIdentity& identity = job.save.settled.identity;
-  ReportEvent({.level = level,
-               .rank = static_cast<int>(identity.rank),
-               .message = "save " + job.save.path + ": " + std::move(what),
-               .fields = {{"trainer", std::to_string(around_.pid)},
-                          {"save_id", ToString(identity.save_id)}}});
+  return {.level = level,
+          .rank = static_cast<int>(identity.rank),
+          .message = "save " + job.save.path + ": " + what,
+          .fields = {{"trainer", std::to_string(around_.pid)},
+                     {"save_id", ToString(identity.save_id)}}};
 }
 
-void AgentSession::ReportChanges(const SessionState& before) const {
+void AgentSession::ReportChanges(const SessionState& before) const noexcept {
   if (before.trainer != state_.trainer) {
-    ReportEvent({.level = EventLevel::kInfo,
-                 .message = "trainer: " + std::string(Name(before.trainer)) + " -> " +
-                            std::string(Name(state_.trainer)),
-                 .fields = {{"trainer", std::to_string(around_.pid)}}});
+    ReportEvent([&] {
+      return Event{.level = EventLevel::kInfo,
+                   .message = "trainer: " + std::string(Name(before.trainer)) + " -> " +
+                              std::string(Name(state_.trainer)),
+                   .fields = {{"trainer", std::to_string(around_.pid)}}};
+    });
   }
-  for (const auto& [ticket, job] : jobs_) {  // Those that end are still there.
+  for (const auto& [ticket, known] : jobs_) {  // Those that end are still there.
+    const Job& job = *known;
     const auto was = before.saves.find(ticket);
     const auto is = state_.saves.find(ticket);
     const std::string_view from = was == before.saves.end() ? "" : Name(was->second.is);
     const std::string_view to = is == state_.saves.end() ? "over" : Name(is->second.is);
-    if (from.empty()) {
-      ReportSave(*job, EventLevel::kInfo, std::string(to));
-    } else if (from != to) {
-      ReportSave(*job, EventLevel::kInfo, std::string(from) + " -> " + std::string(to));
+    if (from != to) {
+      ReportEvent([&] {
+        return EventOf(job, EventLevel::kInfo,
+                       std::string(from) + (from.empty() ? "" : " -> ") + std::string(to));
+      });
     }
   }
 }
@@ -234,35 +231,27 @@ void AgentSession::Write(std::uint64_t ticket, const JobPtr& job) {
     }
     const std::chrono::duration<double> waited = Now() - job->submitted;
     job->save.phases.push_back({.name = "wait", .seconds = waited.count()});
-    return Status::Ok();
   });
   auto report = Guarded([&] { return WriteJob(*job, &file); });
   if (!report.ok() && report.status().message().find(job->save.path) == std::string::npos) {
     report = report.status().Annotate("save " + job->save.path + ": the agent");
   }
-  if (EventsAreTaken()) {
-    (void)Guarded([&] {
-      ReportSave(*job, report.ok() ? EventLevel::kInfo : EventLevel::kWarning,
-                 report.ok() ? "is durable, after " +
-                                   std::to_string(static_cast<int>(report->seconds * 1000)) + " ms"
-                             : "has failed: " + report.status().ToString());
-      return Status::Ok();
-    });
-  }
+  ReportEvent([&] {
+    return EventOf(*job, report.ok() ? EventLevel::kInfo : EventLevel::kWarning,
+                   report.ok()
+                       ? "is durable, after " +
+                             std::to_string(static_cast<int>(report->seconds * 1000)) + " ms"
+                       : "has failed: " + report.status().ToString());
+  });
   {
     const std::scoped_lock lock(mutex_);
     if (report.ok() && !file.published_as.empty()) {
-      (void)Guarded([&] {
-        written_[job->save.path] = file.published_as;
-        return Status::Ok();
-      });
+      (void)Guarded([&] { written_[job->save.path] = file.published_as; });
     }
     // Not when the trainer has just been abandoned.
     if (report.ok() && !job->save.image.blocks.empty() && state_.trainer != TrainerState::kBack) {
-      (void)Guarded([&] {  // A file that is not held is loaded from the disk.
-        Hold(ticket, *job, file);
-        return Status::Ok();
-      });
+      // A file that is not held is loaded from the disk.
+      (void)Guarded([&] { Hold(ticket, *job, file); });
     }
   }
   FlushTraceOfAgent();

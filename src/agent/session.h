@@ -99,8 +99,8 @@ class AgentSession {
   /// Lets a thread do the work, after the work that it has been given before.
   void Run(SerialThread& thread, std::function<void()> work);
   /// Reports what a step has changed. The lock is held.
-  void ReportChanges(const SessionState& before) const;
-  void ReportSave(const Job& job, EventLevel level, std::string what) const;
+  void ReportChanges(const SessionState& before) const noexcept;
+  [[nodiscard]] Event EventOf(const Job& job, EventLevel level, const std::string& what) const;
   [[nodiscard]] TrainerState trainer() const;
   void Write(std::uint64_t ticket, const JobPtr& job);
   /// Writes and publishes a save. Where it fails and the trainer has exited, no other process

@@ -59,15 +59,12 @@ Status AgreeToRetry(Coordinator& coordinator, std::string_view path, bool togeth
 
 void ReportRetry(const SaveSession& session, std::string_view path, int attempt,
                  const Status& why) {
-  if (EventsAreTaken()) {
-    (void)Guarded([&] {
-      ReportEvent({.level = EventLevel::kWarning,
-                   .rank = static_cast<int>(session.settled().identity.rank),
-                   .message = "save " + std::string(path) + ": attempt " + std::to_string(attempt) +
-                              " has failed and is repeated: " + why.ToString()});
-      return Status::Ok();
-    });
-  }
+  ReportEvent([&] {
+    return Event{.level = EventLevel::kWarning,
+                 .rank = static_cast<int>(session.settled().identity.rank),
+                 .message = "save " + std::string(path) + ": attempt " + std::to_string(attempt) +
+                            " has failed and is repeated: " + why.ToString()};
+  });
 }
 
 /// Returns after `time`, or soon after a stop.

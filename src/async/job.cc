@@ -58,10 +58,7 @@ AsyncJob::AsyncJob(State state, std::string path, AsyncSaveOptions options, Writ
   options_.save.stop = stop_.get_token();
   session_ = MakeSaveSession(state_, path_, options_.save, Claim::kApart, storage_);
   if (options_.deadline) {
-    watched_ = Guarded([&] {
-      watchdog_ = Thread([this] { Watch(destroyed_.get_token()); });
-      return Status::Ok();
-    });
+    watched_ = Guarded([&] { watchdog_ = Thread([this] { Watch(destroyed_.get_token()); }); });
   }
 }
 
@@ -84,7 +81,6 @@ Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
     const std::scoped_lock lock(mutex_);
     differing_tensors_ = std::move(tensors);
     differing_objects_ = std::move(objects);
-    return Status::Ok();
   });
   if (!noted.ok()) {
     AllowWriting(JobEvent::kMayWrite,
@@ -195,7 +191,6 @@ void AsyncJob::AddWait() {
     const std::chrono::duration<double> since = Now() - start_;
     (void)Guarded([&] {
       session_->AddPhases({{.name = "wait", .seconds = since.count() - staging_seconds_}});
-      return Status::Ok();
     });
   }
 }
@@ -242,13 +237,11 @@ JobActions AsyncJob::Take(JobEvent event) {
     staging_seconds_ = std::chrono::duration<double>(Now() - start_).count();
   }
   changed_.notify_all();
-  if (EventsAreTaken() && Name(is_) != before) {
-    (void)Guarded([&] {
-      ReportEvent(
-          {.level = EventLevel::kDebug,
-           .rank = rank_,
-           .message = what_ + ": " + std::string(before) + " -> " + std::string(Name(is_))});
-      return Status::Ok();
+  if (Name(is_) != before) {
+    ReportEvent([&] {
+      return Event{.level = EventLevel::kDebug,
+                   .rank = rank_,
+                   .message = what_ + ": " + std::string(before) + " -> " + std::string(Name(is_))};
     });
   }
   return actions;
@@ -258,10 +251,7 @@ JobActions AsyncJob::Take(JobEvent event) {
 void AsyncJob::Tell(const Status& staged) {
   staged_promise_.set_value(CopyOf(staged));
   if (options_.on_staged) {
-    (void)Guarded([&] {
-      options_.on_staged(staged);
-      return Status::Ok();
-    });
+    (void)Guarded([&] { options_.on_staged(staged); });
   }
 }
 
@@ -296,17 +286,13 @@ void AsyncJob::AddFacts(Result<AsyncSaveReport>* result) {
     auto& phases = (*result)->phases;
     const auto write = std::find_if(phases.begin(), phases.end(),
                                     [](const Phase& phase) { return phase.name == "write"; });
-    (void)Guarded([&] {
-      phases.insert(write, staging_.begin(), staging_.end());
-      return Status::Ok();
-    });
+    (void)Guarded([&] { phases.insert(write, staging_.begin(), staging_.end()); });
     (*result)->staging_seconds = staging_seconds_;
     (*result)->in_waves = HasCopyInWaves();
     // Without memory for the names the report lacks them; the checkpoint is whole.
     (void)Guarded([&] {
       (*result)->differing_tensors = differing_tensors_;
       (*result)->differing_objects = differing_objects_;
-      return Status::Ok();
     });
     if (staged_file_ != nullptr) {
       NoteDeviceBytes();
@@ -314,10 +300,7 @@ void AsyncJob::AddFacts(Result<AsyncSaveReport>* result) {
     (*result)->device_bytes = device_bytes_;
     (*result)->pageable_bytes = pageable_bytes_;
     (*result)->staging_memory = std::move(staging_memory_);
-    (void)Guarded([&] {
-      (*result)->copied_ahead = state_.copied_ahead;
-      return Status::Ok();
-    });
+    (void)Guarded([&] { (*result)->copied_ahead = state_.copied_ahead; });
   } else if (result->status().code() == StatusCode::kCancelled && why_cancelled_) {
     *result = CopyOf(*why_cancelled_);
   }

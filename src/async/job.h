@@ -46,10 +46,7 @@ class Outcome {
 
   void Deliver(Result<Report> outcome) {
     if (function_) {
-      (void)Guarded([&] {
-        function_(outcome);
-        return Status::Ok();
-      });
+      (void)Guarded([&] { function_(outcome); });
     }
     promise_.set_value(std::move(outcome));
   }

@@ -93,10 +93,8 @@ Status LastDeferred::Follow(const AsyncJob& next, Coordinator& coordinator, Subm
   }
   if (last_ && decision.last != LastSaveState::kUnknown) {
     // A copy that is not given up now is given up the next time, or when memory is short.
-    (void)Guarded([&] {
-      submitter.DeferredIs(last_->ticket, decision.last == LastSaveState::kWhole);
-      return Status::Ok();
-    });
+    (void)Guarded(
+        [&] { submitter.DeferredIs(last_->ticket, decision.last == LastSaveState::kWhole); });
   }
   return Status::Ok();
 }

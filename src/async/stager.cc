@@ -254,10 +254,7 @@ struct Stager::Impl {
     job->Stage(*pool, ticket, copy_threads(*job));
     if (job->device() && pins()) {
       // Best effort: copies are slower without.
-      (void)Guarded([&] {
-        pool->PinUsed(*job->device());
-        return Status::Ok();
-      });
+      (void)Guarded([&] { pool->PinUsed(*job->device()); });
     }
     if (job->deferred()) {
       Finish(job);  // Nothing is written: it need not wait for other saves.

@@ -80,7 +80,6 @@ class Taker {
                      .message = "events came too fast: " + std::to_string(dropped) + " are lost",
                      .time = std::chrono::system_clock::now()});
         }
-        return Status::Ok();
       });
       lock.lock();
     }
@@ -179,7 +178,6 @@ void ReportEvent(Event event) noexcept {
     if (mine.taker != nullptr) {
       mine.taker->Add(std::move(event));
     }
-    return Status::Ok();
   });
 }
 

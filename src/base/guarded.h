@@ -5,6 +5,7 @@
 /// thread would end the process. So each step that other ranks wait for runs in Guarded.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "varve/status.h"
@@ -22,11 +23,18 @@ Status CaughtError() noexcept;
 /// Returns a copy, or OutOfMemory where there is no memory for one.
 Status CopyOf(const Status& status) noexcept;
 
-/// Returns what `work` returns, a Status or a Result, or the error for what it throws.
+/// Returns what `work` returns, a Status or a Result, or the error for what it throws. Work may
+/// return nothing: then Ok.
 template <class Work>
-auto Guarded(Work&& work) noexcept -> decltype(work()) {
+auto Guarded(Work&& work) noexcept
+    -> std::conditional_t<std::is_void_v<decltype(work())>, Status, decltype(work())> {
   try {
-    return std::forward<Work>(work)();
+    if constexpr (std::is_void_v<decltype(work())>) {
+      std::forward<Work>(work)();
+      return Status::Ok();
+    } else {
+      return std::forward<Work>(work)();
+    }
   } catch (...) {
     return CaughtError();
   }

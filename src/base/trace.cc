@@ -180,10 +180,7 @@ bool IsTraced() {
     const char* const given = std::getenv("VARVE_TRACE");
     const bool is_given = given != nullptr && *given != '\0';
     if (is_given) {
-      (void)Guarded([] {
-        (void)Trace::Get();  // Looks where it is to be.
-        return Status::Ok();
-      });
+      (void)Guarded([] { (void)Trace::Get(); });  // Looks where it is to be.
     }
     return is_given;
   }();
@@ -195,7 +192,6 @@ void FlushTraceOf(int rank) {
     (void)Guarded([&] {
       Trace::Get().Name("rank " + std::to_string(rank), rank);
       Trace::Get().Flush();
-      return Status::Ok();
     });
   }
 }
@@ -205,16 +201,12 @@ void FlushTraceOfAgent() {
     (void)Guarded([] {
       Trace::Get().Name("agent", std::numeric_limits<int>::max());
       Trace::Get().Flush();
-      return Status::Ok();
     });
   }
 }
 
 void Slice::Record() noexcept {
-  (void)Guarded([&] {
-    Trace::Get().Add(name_, start_, Steady::now(), bytes_);
-    return Status::Ok();
-  });
+  (void)Guarded([&] { Trace::Get().Add(name_, start_, Steady::now(), bytes_); });
 }
 
 PhaseTimer::PhaseTimer(std::vector<Phase>* phases, const char* name, std::uint64_t bytes)
@@ -230,7 +222,6 @@ PhaseTimer::~PhaseTimer() {
     (void)Guarded([&] {
       const std::chrono::duration<double> seconds = Now() - start_;
       AddPhase(phases_, {.name = name_, .seconds = seconds.count(), .bytes = bytes_});
-      return Status::Ok();
     });
   }
 }
@@ -247,10 +238,7 @@ void AddPhase(std::vector<Phase>* phases, Phase phase) {
       return;
     }
   }
-  (void)Guarded([&] {
-    phases->push_back(std::move(phase));
-    return Status::Ok();
-  });
+  (void)Guarded([&] { phases->push_back(std::move(phase)); });
 }
 
 }  // namespace varve

@@ -207,10 +207,7 @@ Result<std::vector<Contribution>> TakeAll(Coordinator& coordinator, Contribution
                                           Deadline deadline) {
   const auto size = static_cast<std::size_t>(coordinator.size());
   std::vector<Contribution> contributions;
-  Status room = Guarded([&] {
-    contributions.reserve(size);
-    return Status::Ok();
-  });
+  Status room = Guarded([&] { contributions.reserve(size); });
   for (int rank = 0; rank < coordinator.size(); ++rank) {
     Contribution contribution = std::string();  // This rank's stands there below.
     if (rank != coordinator.rank()) {

@@ -57,10 +57,7 @@ struct CheckpointReader::Impl {
 
   void Add(const char* name, double seconds, std::uint64_t bytes = 0) {
     const std::scoped_lock lock(mutex);
-    (void)Guarded([&] {
-      AddPhase(&phases, {.name = name, .seconds = seconds, .bytes = bytes});
-      return Status::Ok();
-    });
+    (void)Guarded([&] { AddPhase(&phases, {.name = name, .seconds = seconds, .bytes = bytes}); });
   }
 
   void Add(Kind kind, const ReadOutcome& outcome) {

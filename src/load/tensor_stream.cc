@@ -133,10 +133,7 @@ Status TensorStream::Load(Batch* batch) {
 }
 
 void TensorStream::ReadAhead() {
-  Status status = Guarded([&] {
-    Run();
-    return Status::Ok();
-  });
+  Status status = Guarded([&] { Run(); });
   const std::scoped_lock lock(mutex_);
   if (status_.ok()) {
     status_ = std::move(status);

@@ -27,7 +27,6 @@ BlockWriters::BlockWriters(WritableFile& file, const WriteSegmentsOptions& optio
         Run();
       }));
     }
-    return Status::Ok();
   });
 }
 

@@ -44,7 +44,6 @@ Status RunThreads(std::size_t job_count, int threads, const std::stop_token& sto
       for (std::size_t i = 1; i < count; ++i) {
         helpers.push_back(StartThread<std::jthread>(work));
       }
-      return Status::Ok();
     });
     work();
   }

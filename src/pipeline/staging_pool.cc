@@ -161,10 +161,7 @@ Result<StagingPool::Reservation> StagingPool::Reserve(Ticket ticket, std::size_t
   std::vector<std::byte*> blocks;
   // A ticket is always served or left, also where there is no memory for the list of its blocks:
   // those behind it wait for that.
-  const Status listed = Guarded([&] {
-    blocks.reserve(wanted);
-    return Status::Ok();
-  });
+  const Status listed = Guarded([&] { blocks.reserve(wanted); });
   if (!listed.ok()) {
     wanted = 0;
   }
@@ -172,10 +169,7 @@ Result<StagingPool::Reservation> StagingPool::Reserve(Ticket ticket, std::size_t
   const auto is_served = [&] { return Ticket{serving_} == ticket; };
   if (!Wait(changed_, lock, stop, is_served)) {
     // Passed over when it would be served: no ticket behind it waits for that.
-    const Status left = Guarded([&] {
-      left_.insert(ticket);
-      return Status::Ok();
-    });
+    const Status left = Guarded([&] { left_.insert(ticket); });
     if (left.ok()) {
       return Status(StatusCode::kCancelled, "cancelled while waiting for staging memory");
     }
@@ -217,10 +211,7 @@ Status StagingPool::AwaitFree(std::size_t wanted, std::unique_lock<std::mutex>* 
     const std::uint64_t pokes = pokes_;
     if (give_back_) {
       lock->unlock();
-      const Status given_back = Guarded([&] {
-        give_back_();
-        return Status::Ok();
-      });
+      const Status given_back = Guarded([&] { give_back_(); });
       lock->lock();
       VARVE_RETURN_IF_ERROR(given_back);
     }
@@ -270,13 +261,9 @@ void StagingPool::InBackground(bool wait, std::function<void(const std::stop_tok
   const Status started = Guarded([&] {
     preparing_ =
         StartThread<std::jthread>([this, run = std::move(work)](const std::stop_token& stop) {
-          (void)Guarded([&] {
-            run(stop);
-            return Status::Ok();
-          });
+          (void)Guarded([&] { run(stop); });
           is_preparing_ = false;
         });
-    return Status::Ok();
   });
   if (!started.ok()) {
     is_preparing_ = false;

@@ -57,7 +57,6 @@ void StagingRegistration::Note(const Status& status, std::uint64_t bytes,
                    .message = "staging memory stays pageable, and copies from devices to it are "
                               "slower: " +
                               status.message()});
-      return Status::Ok();
     });
   }
 }

@@ -70,7 +70,6 @@ Result<CheckpointIndex> MakeNativeIndex(const SettledSave& settled,
   if (settled.kept_index != nullptr) {
     (void)Guarded([&] {  // Without memory for it the next save makes its index anew.
       settled.kept_index->Keep(settled, metadata, std::move(written));
-      return Status::Ok();
     });
   }
   return finish(std::move(metadata));

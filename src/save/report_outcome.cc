@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/events.h"
-#include "base/guarded.h"
 #include "base/trace.h"
 
 namespace varve {
@@ -38,12 +37,7 @@ Event EventOf(const std::string& what, int rank, const Status& status, const Sav
 
 void ReportOutcome(const std::string& what, int rank, const Status& status,
                    const SaveReport* report, std::string_view ends_as) noexcept {
-  if (EventsAreTaken()) {
-    (void)Guarded([&] {
-      ReportEvent(EventOf(what, rank, status, report, ends_as));
-      return Status::Ok();
-    });
-  }
+  ReportEvent([&] { return EventOf(what, rank, status, report, ends_as); });
 }
 
 void NoteSlowest(std::uint32_t rank, const std::vector<Phase>& theirs, std::vector<Phase>* phases) {

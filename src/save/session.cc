@@ -99,17 +99,13 @@ Result<SaveReport> Save(const State& state, const std::string& path, const SaveO
   };
   auto saved = save();
   if (saved.ok()) {
-    (void)Guarded([&] {
-      saved->copied_ahead = state.copied_ahead;
-      return Status::Ok();
-    });
+    (void)Guarded([&] { saved->copied_ahead = state.copied_ahead; });
   }
   FlushTraceOf(coordinator.rank());
   if (EventsAreTaken()) {
     (void)Guarded([&] {
       ReportOutcome("save " + where, coordinator.rank(), saved.status(),
                     saved.ok() ? &*saved : nullptr, "is durable");
-      return Status::Ok();
     });
   }
   return saved;

@@ -413,10 +413,8 @@ void PeerReads::Accept() {
         (void)Guarded([&] { return Serve(std::move(held)); });
         served.ended = true;
       };
-      const Status started = Guarded([&] {
-        served.thread = StartThread<std::thread>(std::move(serve));
-        return Status::Ok();
-      });
+      const Status started =
+          Guarded([&] { served.thread = StartThread<std::thread>(std::move(serve)); });
       if (!started.ok()) {
         serves_.pop_back();  // And the connection is closed: who asked need not wait.
       }

@@ -168,7 +168,6 @@ class OutOf : public testing::TestWithParam<Case> {
         state = new_.rank(rank);
         path = path_;
         mine = options;
-        return Status::Ok();
       });
       if (!copied.ok()) {
         return Agree(ranks, "copy the arguments", copied, Soon());

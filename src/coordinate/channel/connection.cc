@@ -163,7 +163,6 @@ Status Connection::MakeRoom() {
   return Guarded([&] {
     reading_.payload.resize(size);
     has_room_ = true;
-    return Status::Ok();
   });
 }
 

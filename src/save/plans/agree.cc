@@ -169,7 +169,6 @@ Status PlanAgreement::Exchange(Coordinator& coordinator, std::string_view what, 
           TermsOf(call_.options, call_.path, coordinator.size(), call_.claims_apart), {});
       mine.plan = settled_->plans.data();
       mine.before = before_;
-      return Status::Ok();
     });
   }
   mine.complete = [&] { return Complete(); };
@@ -363,7 +362,6 @@ void PlanAgreement::KeepOwn(const SettledShare& share) {
   (void)Guarded([&] {
     agreements_->Keep(MakeAgreement(share.agreement, Terms(), settled_->plan(),
                                     settled_->assignment(), {share.compared}));
-    return Status::Ok();
   });
 }
 

@@ -131,10 +131,7 @@ namespace {
 
 /// Keeps a part for later saves. Without memory it is asked for again.
 void Keep(const Hash128& digest, const std::string& part, KnownParts* known) {
-  (void)Guarded([&] {
-    known->Keep(digest, part);
-    return Status::Ok();
-  });
+  (void)Guarded([&] { known->Keep(digest, part); });
 }
 
 }  // namespace

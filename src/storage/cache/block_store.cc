@@ -14,7 +14,6 @@
 #include "base/bytes.h"
 #include "base/checksum.h"
 #include "base/events.h"
-#include "base/guarded.h"
 #include "base/stop.h"
 #include "base/time_source.h"
 #include "varve/stop.h"
@@ -91,13 +90,12 @@ void BlockStore::SwitchOff(const Status& why) {
   if (!usable_.exchange(false)) {
     return;
   }
-  (void)Guarded([&] {
-    ReportEvent({.level = EventLevel::kWarning,
+  ReportEvent([&] {
+    return Event{.level = EventLevel::kWarning,
                  .message = "the cache in " + options_.directory +
                             " is not used any more by this process, which reads from the server: " +
                             why.message(),
-                 .fields = {{"directory", options_.directory}}});
-    return Status::Ok();
+                 .fields = {{"directory", options_.directory}}};
   });
 }
 
@@ -114,12 +112,11 @@ bool BlockStore::Read(const BlockName& name, std::span<std::byte> block) {
   const Found found = ReadBlockFile(path, name, block);
   if (found == Found::kDamaged) {
     ::unlink(path.c_str());
-    (void)Guarded([&] {
-      ReportEvent(
-          {.level = EventLevel::kWarning,
-           .message = "a damaged block of the cache was removed and is fetched again: " + path,
-           .fields = {{"directory", options_.directory}}});
-      return Status::Ok();
+    ReportEvent([&] {
+      return Event{
+          .level = EventLevel::kWarning,
+          .message = "a damaged block of the cache was removed and is fetched again: " + path,
+          .fields = {{"directory", options_.directory}}};
     });
   }
   return found == Found::kWhole;

@@ -8,7 +8,6 @@
 #include <curl/curl.h>
 
 #include "base/events.h"
-#include "base/guarded.h"
 #include "base/stop.h"
 #include "base/time_source.h"
 #include "varve/stop.h"
@@ -29,17 +28,14 @@ Status SleepUnlessStopped(std::chrono::milliseconds wait) {
 }
 
 void ReportRetry(const Attempts& attempts, const Status& failure, const RequestState& state) {
-  (void)Guarded([&] {
-    if (EventsAreTaken()) {
-      const std::string when = state.is == RequestAction::kWait
-                                   ? "in " + std::to_string(state.wait.count()) + " ms"
-                                   : "for the region or the time that the server names";
-      ReportEvent(
-          {.level = EventLevel::kWarning,
-           .message = failure.message() + "; tried again " + when,
-           .fields = {{"request", attempts.name()}, {"failures", std::to_string(state.failures)}}});
-    }
-    return Status::Ok();
+  ReportEvent([&] {
+    const std::string when = state.is == RequestAction::kWait
+                                 ? "in " + std::to_string(state.wait.count()) + " ms"
+                                 : "for the region or the time that the server names";
+    return Event{
+        .level = EventLevel::kWarning,
+        .message = failure.message() + "; tried again " + when,
+        .fields = {{"request", attempts.name()}, {"failures", std::to_string(state.failures)}}};
   });
 }
 

@@ -239,13 +239,12 @@ Result<bool> ObjectStorage::Obeys(const std::string& name) {
     is_news = is_new;
   }
   if (!obeys && is_news) {
-    (void)Guarded([&] {
-      ReportEvent({.level = EventLevel::kWarning,
+    ReportEvent([&] {
+      return Event{.level = EventLevel::kWarning,
                    .message = calls_.PathOf(bucket) +
                               ": the store does not write \"if absent\" (does not obey "
                               "If-None-Match): of two saves that publish one name in the same "
-                              "moment, the later one wins without a message"});
-      return Status::Ok();
+                              "moment, the later one wins without a message"};
     });
   }
   return obeys;

@@ -344,7 +344,6 @@ class WholeWriter final : public WritableFile {
         content_.resize(offset + data.size());
       }
       std::memcpy(content_.data() + offset, data.data(), data.size());
-      return Status::Ok();
     });
   }
 

@@ -9,7 +9,6 @@
 
 #include "base/bytes.h"
 #include "base/events.h"
-#include "base/guarded.h"
 #include "base/retry_time.h"
 #include "base/time_source.h"
 #include "storage/s3/call.h"
@@ -196,14 +195,11 @@ Result<HttpResponse> S3Client::Perform(const Call& call, const HttpRequest& requ
   auto response = send_ ? send_(request) : http_.Perform(request);
   const auto limit = permit.End(response.ok() ? LoadOf(response->status) : ServerLoad::kUnknown);
   if (limit) {
-    (void)Guarded([&] {
-      if (EventsAreTaken()) {
-        ReportEvent({.level = EventLevel::kWarning,
-                     .message = call.Name() + ": the server asks to slow down; at most " +
-                                std::to_string(*limit) + " requests at once",
-                     .fields = {{"request", call.Name()}, {"limit", std::to_string(*limit)}}});
-      }
-      return Status::Ok();
+    ReportEvent([&] {
+      return Event{.level = EventLevel::kWarning,
+                   .message = call.Name() + ": the server asks to slow down; at most " +
+                              std::to_string(*limit) + " requests at once",
+                   .fields = {{"request", call.Name()}, {"limit", std::to_string(*limit)}}};
     });
   }
   return response;

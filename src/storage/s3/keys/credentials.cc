@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "base/events.h"
-#include "base/guarded.h"
 #include "base/of_process.h"
 #include "base/time_source.h"
 #include "storage/objects/copy_on_write.h"
@@ -107,11 +106,10 @@ class Keys {
     auto keys = Find();
     if (!keys.ok() && good) {
       not_before_ = now + kPause;
-      (void)Guarded([&] {
-        ReportEvent({.level = EventLevel::kWarning,
+      ReportEvent([&] {
+        return Event{.level = EventLevel::kWarning,
                      .message = "the keys for S3 end in " + std::to_string(found_->expires - now) +
-                                " s and cannot be renewed: " + keys.status().message()});
-        return Status::Ok();
+                                " s and cannot be renewed: " + keys.status().message()};
       });
       return found_->keys;
     }
