@@ -14,7 +14,6 @@
 #include "bindings.h"
 #include "bound.h"
 #include "interruptible.h"
-#include "pipeline/host_buffer.h"
 #include "pipeline/host_copies.h"
 #include "varve/agent.h"
 
@@ -148,66 +147,30 @@ void Wait(const std::shared_ptr<Stager>& stager) {
 
 void BindAsync(nb::module_& parent) {
   nb::module_ module = parent.def_submodule("background");
-  nb::class_<HostBuffer>(module, "HostBuffer")
-      .def(nb::new_([](std::uint64_t bytes) {
-             auto made = HostBuffer::Make(bytes);
-             RaiseIfError(made.status());
-             return std::move(*made);
-           }),
-           nb::arg("bytes"))
-      .def_prop_ro("size", &HostBuffer::size)
-      .def_prop_ro(
-          "address",
-          [](const HostBuffer& self) { return reinterpret_cast<std::uintptr_t>(self.data()); })
-      .def(
-          "copy_in",
-          [](HostBuffer& self, const nb::list& copies) {
-            std::vector<HostCopy> list;
-            list.reserve(nb::len(copies));
-            for (const nb::handle copy : copies) {
-              list.push_back({nb::cast<std::uint64_t>(nb::object(copy[0])),
-                              MemoryAt(nb::cast<std::uintptr_t>(nb::object(copy[1]))),
-                              nb::cast<std::uint64_t>(nb::object(copy[2]))});
-              if (const nb::object cuda = nb::object(copy[3]); !cuda.is_none()) {
-                list.back().device = {nb::cast<int>(nb::object(cuda[0])),
-                                      MemoryAt(nb::cast<std::uintptr_t>(nb::object(cuda[1])))};
-              }
-              if (const nb::object layout = nb::object(copy[4]); !layout.is_none()) {
-                list.back().sizes = nb::cast<Dims>(nb::object(layout[0]));
-                list.back().strides = nb::cast<Strides>(nb::object(layout[1]));
-                list.back().item = nb::cast<std::uint64_t>(nb::object(layout[2]));
-              }
-              list.back().name = nb::cast<std::string>(nb::object(copy[5]));
-            }
-            Status status;
-            {
-              const GilReleased release;
-              status = self.CopyIn(list);
-            }
-            RaiseIfError(status);
-          },
-          nb::arg("copies"));
   module.def(
-      "copy_devices",
+      "copy_pairs",
       [](bool to_host, const nb::list& copies) {
-        std::vector<HostAndDevice> pairs;
+        std::vector<CopyPair> pairs;
         pairs.reserve(nb::len(copies));
         for (const nb::handle copy : copies) {
-          const auto memory = [&](int at) {
-            return static_cast<std::byte*>(
-                MemoryAt(nb::cast<std::uintptr_t>(nb::object(copy[at]))));
+          const auto memory = [](const nb::handle at) {
+            return static_cast<std::byte*>(MemoryAt(nb::cast<std::uintptr_t>(at)));
           };
-          const nb::object cuda = nb::object(copy[3]);
-          pairs.push_back({memory(0), memory(1), nb::cast<std::uint64_t>(nb::object(copy[2])),
-                           nb::cast<int>(nb::object(cuda[0])),
-                           MemoryAt(nb::cast<std::uintptr_t>(nb::object(cuda[1])))});
+          CopyPair pair{memory(nb::object(copy[0])), memory(nb::object(copy[1])),
+                        nb::cast<std::uint64_t>(nb::object(copy[2]))};
+          if (const nb::object cuda = nb::object(copy[3]); !cuda.is_none()) {
+            pair.device = nb::cast<int>(nb::object(cuda[0]));
+            pair.stream = MemoryAt(nb::cast<std::uintptr_t>(nb::object(cuda[1])));
+          }
+          pair.name = nb::cast<std::string_view>(nb::object(copy[4]));  // `copies` keeps its bytes.
+          pairs.push_back(pair);
         }
         Status status;
         {
           const GilReleased release;
           // A producer of a save calls this while the save holds blocks of the shared pool.
-          status = CopyByBlocks(to_host ? Direction::kToHost : Direction::kToDevice, pairs,
-                                BufferPool::OfCopies());
+          status = CopyPairs(to_host ? Direction::kToHost : Direction::kToDevice, pairs,
+                             BufferPool::OfCopies());
         }
         RaiseIfError(status);
       },

@@ -14,7 +14,7 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 
-#include "pipeline/host_buffer.h"
+#include "pipeline/host_copies.h"
 
 namespace varve::python {
 namespace {

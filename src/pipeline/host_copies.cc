@@ -15,39 +15,55 @@ namespace {
 
 constexpr int kMostCopyThreads = 8;
 
-/// Cuts pairs into parts and puts these into groups, each of at most a block's bytes.
-std::vector<std::vector<HostAndDevice>> GroupsOf(std::span<const HostAndDevice> pairs) {
-  std::vector<std::vector<HostAndDevice>> groups;
+/// Cuts pairs into parts and puts these into groups, each of at most a block's bytes, and all of
+/// devices or none.
+std::vector<std::vector<CopyPair>> GroupsOf(std::span<const CopyPair> pairs) {
+  std::vector<std::vector<CopyPair>> groups;
   std::uint64_t room = 0;
-  for (HostAndDevice rest : pairs) {
+  for (CopyPair rest : pairs) {
     while (rest.bytes > 0) {
-      if (room == 0) {
+      if (room == 0 || groups.back().front().device.has_value() != rest.device.has_value()) {
         groups.emplace_back();
         room = kPoolBlockBytes;
       }
-      HostAndDevice part = rest;
+      CopyPair part = rest;
       part.bytes = std::min(rest.bytes, room);
       groups.back().push_back(part);
       room -= part.bytes;
       rest.on_host += part.bytes;
-      rest.on_device += part.bytes;
+      rest.other += part.bytes;
       rest.bytes -= part.bytes;
     }
   }
   return groups;
 }
 
-Status CopyGroup(Direction direction, CudaDevices& devices, const std::vector<HostAndDevice>& group,
-                 BufferPool& pool) {
+/// Returns the tensors of a group, for errors.
+std::string NamesOf(const std::vector<CopyPair>& group) {
+  const std::string first(group.front().name);
+  const std::string last(group.back().name);
+  return first == last ? "tensor \"" + first + "\""
+                       : "tensors \"" + first + "\" to \"" + last + "\"";
+}
+
+void CopyOnHost(Direction direction, const std::vector<CopyPair>& group) {
+  const bool out = direction == Direction::kToHost;
+  for (const CopyPair& part : group) {
+    StreamCopy({out ? part.other : part.on_host, part.bytes}, out ? part.on_host : part.other);
+  }
+}
+
+Status CopyByBlock(Direction direction, CudaDevices& devices, const std::vector<CopyPair>& group,
+                   BufferPool& pool) {
   VARVE_ASSIGN_OR_RETURN(const BufferPool::Lease block, pool.Acquire());
-  block.Pin(devices, group.front().device);
+  block.Pin(devices, *group.front().device);
   const bool out = direction == Direction::kToHost;
   std::vector<DeviceMove> moves;
   std::byte* place = block.data();
-  for (const HostAndDevice& part : group) {
+  for (const CopyPair& part : group) {
     DeviceMove move;
-    move.device = part.device;
-    move.on_device = part.on_device;
+    move.device = *part.device;
+    move.on_device = part.other;
     move.on_host = place;
     move.row_bytes = part.bytes;
     moves.push_back(move);
@@ -65,20 +81,35 @@ Status CopyGroup(Direction direction, CudaDevices& devices, const std::vector<Ho
 
 }  // namespace
 
-Status CopyByBlocks(Direction direction, std::span<const HostAndDevice> pairs, BufferPool& pool,
-                    int threads) {
-  VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
+Status CopyPairs(Direction direction, std::span<const CopyPair> pairs, BufferPool& pool,
+                 int threads) {
+  CudaDevices* devices = nullptr;
   std::set<std::pair<int, void*>> seen;
-  for (const HostAndDevice& pair : pairs) {
-    if (seen.emplace(pair.device, pair.stream).second) {
-      VARVE_RETURN_IF_ERROR(devices->After(direction, pair.device, pair.stream));
+  for (const CopyPair& pair : pairs) {
+    if (pair.device && seen.emplace(*pair.device, pair.stream).second) {
+      VARVE_ASSIGN_OR_RETURN(devices, CudaDevices::Get());
+      VARVE_RETURN_IF_ERROR(devices->After(direction, *pair.device, pair.stream));
     }
   }
   const auto groups = GroupsOf(pairs);
   const int cores =
       std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostCopyThreads);
-  return RunThreads(groups.size(), threads > 0 ? threads : cores, {},
-                    [&](std::size_t i) { return CopyGroup(direction, *devices, groups[i], pool); });
+  return RunThreads(groups.size(), threads > 0 ? threads : cores, {}, [&](std::size_t i) -> Status {
+    if (!groups[i].front().device) {
+      CopyOnHost(direction, groups[i]);
+      return Status::Ok();
+    }
+    Status copied = CopyByBlock(direction, *devices, groups[i], pool);
+    if (!copied.ok() && !groups[i].front().name.empty()) {
+      copied = copied.Annotate(NamesOf(groups[i]));
+    }
+    return copied;
+  });
+}
+
+std::string DeviceProblem() {
+  const auto devices = CudaDevices::Get();
+  return devices.ok() ? std::string() : devices.status().message();
 }
 
 }  // namespace varve

@@ -30,8 +30,8 @@ class Memories {
       on_devices.push_back(std::make_unique<OnDevice>(device, random->Bytes(size)));
     }
   }
-  [[nodiscard]] std::vector<HostAndDevice> Pairs() {
-    std::vector<HostAndDevice> pairs;
+  [[nodiscard]] std::vector<CopyPair> Pairs() {
+    std::vector<CopyPair> pairs;
     for (std::size_t i = 0; i < on_host.size(); ++i) {
       pairs.push_back({reinterpret_cast<std::byte*>(on_host[i].data()), on_devices[i]->data(),
                        on_host[i].size(), on_devices[i]->device()});
@@ -53,13 +53,13 @@ TEST(HostCopies, PassBothWaysThroughRegisteredBlocks) {
       wanted.push_back(memory->content());
     }
     BufferPool pool(std::uint64_t{16} << 20);
-    ASSERT_TRUE(IsOk(CopyByBlocks(Direction::kToHost, memories.Pairs(), pool, threads)));
+    ASSERT_TRUE(IsOk(CopyPairs(Direction::kToHost, memories.Pairs(), pool, threads)));
     EXPECT_TRUE(memories.on_host == wanted);
     for (std::string& content : memories.on_host) {
       content = random.Bytes(content.size());
     }
     wanted = memories.on_host;
-    ASSERT_TRUE(IsOk(CopyByBlocks(Direction::kToDevice, memories.Pairs(), pool, threads)));
+    ASSERT_TRUE(IsOk(CopyPairs(Direction::kToDevice, memories.Pairs(), pool, threads)));
     EXPECT_TRUE(memories.on_host == wanted);
     for (std::size_t i = 0; i < wanted.size(); ++i) {
       EXPECT_TRUE(memories.on_devices[i]->content() == wanted[i]) << i;
@@ -74,25 +74,80 @@ TEST(HostCopies, ComeAfterWhatIsQueuedOnTheStream) {
   BufferPool pool(std::uint64_t{16} << 20);
   const OnDevice memory(1, "abc");
   std::string host(3, '.');
-  const HostAndDevice pair{reinterpret_cast<std::byte*>(host.data()), memory.data(), 3, 1};
+  const CopyPair pair{reinterpret_cast<std::byte*>(host.data()), memory.data(), 3, 1};
   fake_cuda_fill(1, nullptr, memory.data(), 3, 'x', 30);
-  ASSERT_TRUE(IsOk(CopyByBlocks(Direction::kToHost, {&pair, 1}, pool)));
+  ASSERT_TRUE(IsOk(CopyPairs(Direction::kToHost, {&pair, 1}, pool)));
   EXPECT_EQ(host, "xxx");
   host = "new";
   fake_cuda_fill(1, nullptr, memory.data(), 3, 'y', 30);
-  ASSERT_TRUE(IsOk(CopyByBlocks(Direction::kToDevice, {&pair, 1}, pool)));
+  ASSERT_TRUE(IsOk(CopyPairs(Direction::kToDevice, {&pair, 1}, pool)));
   EXPECT_EQ(memory.content(), "new");
 }
 
-TEST(HostCopies, AFailureNamesTheDevice) {
+TEST(HostCopies, AFailureNamesTheDeviceAndTheTensorsThatHaveNames) {
   BufferPool pool(std::uint64_t{16} << 20);
   const OnDevice memory(1, "abc");
   std::string host(3, '.');
-  const HostAndDevice pair{reinterpret_cast<std::byte*>(host.data()), memory.data(), 3, 1};
+  CopyPair pair{reinterpret_cast<std::byte*>(host.data()), memory.data(), 3, 1};
+  for (const auto& [name, message] :
+       {std::pair("", "copy 3 bytes from CUDA device 1"),
+        std::pair("model.weight", "tensor \"model.weight\": copy 3")}) {
+    pair.name = name;
+    fake_cuda_fail("cuEventSynchronize", 719, 0);
+    EXPECT_TRUE(FailsWith(CopyPairs(Direction::kToHost, {&pair, 1}, pool), StatusCode::kUnavailable,
+                          {message}));
+    EXPECT_EQ(fake_cuda_counts().bytes_queued, 0U);
+  }
   fake_cuda_fail("cuEventSynchronize", 719, 0);
-  EXPECT_TRUE(FailsWith(CopyByBlocks(Direction::kToHost, {&pair, 1}, pool),
-                        StatusCode::kUnavailable, {"copy 3 bytes from CUDA device 1"}));
-  EXPECT_EQ(fake_cuda_counts().bytes_queued, 0U);
+  const std::vector<CopyPair> two{pair, {pair.on_host, pair.other, 3, 1, nullptr, "bias"}};
+  EXPECT_TRUE(FailsWith(CopyPairs(Direction::kToHost, two, pool), StatusCode::kUnavailable,
+                        {"tensors \"model.weight\" to \"bias\""}));
+}
+
+TEST(HostCopies, OfTheHostAloneNeedNoDeviceAndTouchNothingElse) {
+  Random random(2);
+  std::vector<std::string> sources;
+  for (const std::size_t size :
+       {1U, 0U, 100U, 4096U, 3U << 20, 4U << 20, (9U << 20) + 5, 77U, 2U << 20, 2U << 20, 1U}) {
+    sources.push_back(random.Bytes(size));
+  }
+  BufferPool pool(std::uint64_t{16} << 20);
+  for (const int threads : {1, 3, 0}) {
+    std::vector<std::string> targets;
+    for (const std::string& source : sources) {
+      targets.emplace_back(source.size() + 1, 'Z');
+    }
+    std::vector<CopyPair> pairs;
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      pairs.push_back({reinterpret_cast<std::byte*>(targets[i].data()),
+                       reinterpret_cast<std::byte*>(sources[i].data()), sources[i].size()});
+    }
+    ASSERT_TRUE(IsOk(CopyPairs(Direction::kToHost, pairs, pool, threads)));
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      EXPECT_TRUE(targets[i] == sources[i] + 'Z') << i;
+    }
+  }
+}
+
+TEST(HostCopies, OfTheHostAndOfDevicesGoTogether) {
+  Random random(3);
+  Memories memories(&random);
+  std::vector<CopyPair> pairs;
+  std::vector<std::string> sources(memories.on_host.size());
+  std::vector<std::string> targets(memories.on_host.size());
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    pairs.push_back(memories.Pairs()[i]);
+    sources[i] = random.Bytes(1000 * i);
+    targets[i].resize(sources[i].size());
+    pairs.push_back({reinterpret_cast<std::byte*>(targets[i].data()),
+                     reinterpret_cast<std::byte*>(sources[i].data()), sources[i].size()});
+  }
+  BufferPool pool(std::uint64_t{16} << 20);
+  ASSERT_TRUE(IsOk(CopyPairs(Direction::kToHost, pairs, pool, 3)));
+  EXPECT_TRUE(targets == sources);
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    EXPECT_TRUE(memories.on_host[i] == memories.on_devices[i]->content()) << i;
+  }
 }
 
 }  // namespace

@@ -91,7 +91,6 @@ USERS_OWN_HEADERS = {
         "coordinate/channel/channel.h",
         "interop/olmo/names.h",
         "interop/pickle/writer.h",
-        "pipeline/host_buffer.h",
         "pipeline/host_copies.h",
         "publish/files_commit.h",
         "save/dcp_file.h",

@@ -1,27 +1,12 @@
 """The part of the binding that saves in the background."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 from varve._core import AsyncSaveReport, Coordinator, DeferredReport, SaveOptions, _Struct
 from varve._core.states import State
 
-_Layout = tuple[Sequence[int], Sequence[int], int]
-HostCopy = tuple[int, int, int, tuple[int, int] | None, _Layout | None, str]
-
-class HostBuffer:
-    """Memory for copies, which is kept.
-
-    `copy_in` takes (offset, address, bytes, device and stream of device memory or None, layout, name for errors)
-    and releases the GIL. The layout is None for elements in row-major order, else their sizes, strides and item size.
-    """
-
-    def __init__(self, bytes: int) -> None: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def address(self) -> int: ...
-    def copy_in(self, copies: list[HostCopy]) -> None: ...
+CopyPair = tuple[int, int, int, tuple[int, int] | None, str]
 
 class AsyncSaveHandle:
     @property
@@ -83,8 +68,9 @@ def begin_save(
     A deferred one ends, with a DeferredReport, when the agent holds this rank's copy or never will.
     """
 
-def copy_devices(to_host: bool, copies: list[tuple[int, int, int, tuple[int, int]]]) -> None:
+def copy_pairs(to_host: bool, copies: list[CopyPair]) -> None:
     """Copies between memory of the host and of devices, through registered blocks, and waits.
 
-    `copies` are (host address, device address, bytes, device and stream). Releases the GIL.
+    A pair is (host address, device address, bytes, device and stream, name for errors or ""). Where there is no
+    device, the second address is of the host too. Releases the GIL.
     """

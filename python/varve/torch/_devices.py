@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import logging
 from collections.abc import Iterable
@@ -91,8 +90,8 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
     if made.stride() != tensor.stride():  # There are gaps between its elements.
         tensor = tensor.contiguous()
         made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    pair = made.data_ptr(), tensor.data_ptr(), tensor.nbytes, cuda
-    background.copy_devices(True, [pair])
+    pair = made.data_ptr(), tensor.data_ptr(), tensor.nbytes, cuda, ""
+    background.copy_pairs(True, [pair])
     return made
 
 
@@ -114,7 +113,8 @@ def fill(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
     All else goes by torch: targets that the engine cannot reach, or with gaps between their elements.
     """
-    copies, filled, kept = [], [], []
+    copies: list[background.CopyPair] = []
+    filled, kept = [], []
     for target, source in pairs:
         plain = target.detach()
         cuda = cuda_of(plain)
@@ -127,11 +127,11 @@ def fill(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
             source = torch.empty_strided(
                 plain.shape, plain.stride(), dtype=source.dtype, device="cpu"
             ).copy_(source)
-        copies.append((source.data_ptr(), plain.data_ptr(), plain.nbytes, cuda))
+        copies.append((source.data_ptr(), plain.data_ptr(), plain.nbytes, cuda, ""))
         kept.append(source)
         filled.append(target)
     if copies:
-        background.copy_devices(False, copies)
+        background.copy_pairs(False, copies)
         increment_version([each for each in filled if not each.is_inference()])
 
 
@@ -152,10 +152,3 @@ def _is_like(target: torch.Tensor, source: torch.Tensor) -> bool:
         and target.dtype == source.dtype
         and torch.empty_like(target, device="meta").stride() == target.stride()
     )
-
-
-def memory_of(buffer: background.HostBuffer) -> torch.Tensor:
-    """Returns the bytes of a buffer, which lives as long as any view of them."""
-    raw = (ctypes.c_byte * buffer.size).from_address(buffer.address)
-    raw.buffer = buffer  # type: ignore[attr-defined]
-    return torch.frombuffer(raw, dtype=torch.uint8)

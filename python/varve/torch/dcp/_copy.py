@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import errno
+import mmap
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from varve._core import background
+from varve.errors import OutOfSpaceError
 from varve.torch import _by_torch
-from varve.torch._devices import cuda_of, memory_of
+from varve.torch._devices import cuda_of, on_host
 from varve.torch._shards import NUMBERS
 from varve.torch.dcp._compat import copy_state_dict, create_cpu_state_dict
 
 #: Between tensors in a buffer: a cache line, so that no two threads write to one.
 _ALIGNMENT = 64
+
+#: Bytes of a huge page. The first touch of memory costs 10-60 times its reuse, and less in huge pages.
+_HUGE_PAGE = 2 << 20
 
 
 class StateCopier:
@@ -28,28 +34,46 @@ class StateCopier:
     """
 
     def __init__(self) -> None:
-        self._free: list[Any] = []
+        self._free: list[torch.Tensor] = []
         self._lock = threading.Lock()
 
     def copy(self, state: dict[str, Any]) -> StateCopy:
         """Returns a copy of a state: tensors on the CPU, everything else by `copy.deepcopy`."""
         return StateCopy(self, state)
 
-    def take(self, size: int) -> Any:
+    def take(self, size: int) -> torch.Tensor:
         """Returns a buffer of at least that many bytes: the smallest that fits, or a new one."""
         with self._lock:
-            fitting = [buffer for buffer in self._free if buffer.size >= size]
-            if fitting:
-                best = min(fitting, key=lambda buffer: int(buffer.size))
-                self._free.remove(best)
-                return best
+            self._free.sort(key=lambda buffer: buffer.nbytes)
+            for i, buffer in enumerate(self._free):
+                if buffer.nbytes >= size:
+                    return self._free.pop(i)
             self._free.clear()  # All too small: the next copies will be of this size.
-        return background.HostBuffer(size)
+        return _mapped(size)
 
-    def give_back(self, buffer: Any) -> None:
+    def give_back(self, buffer: torch.Tensor) -> None:
         """Makes a buffer free for others."""
         with self._lock:
             self._free.append(buffer)
+
+
+def _mapped(size: int) -> torch.Tensor:
+    """Returns new memory, which the system takes back with the last view of it.
+
+    A forked child does not inherit it, and must not touch it: no pages are copied for the child.
+    """
+    try:
+        memory = mmap.mmap(
+            -1, -(-size // _HUGE_PAGE) * _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
+    except (OSError, OverflowError) as error:
+        raise OutOfSpaceError(
+            f"no memory for a copy of {size} bytes", errno=errno.ENOMEM
+        ) from error
+    with contextlib.suppress(OSError):  # A kernel without huge pages.
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    memory.madvise(mmap.MADV_DONTFORK)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 class StateCopy:
@@ -58,11 +82,10 @@ class StateCopy:
     def __init__(self, copier: StateCopier, state: dict[str, Any]) -> None:
         self._copier = copier
         self._size = 0
-        #: (offset, source, device and stream, name): memory that the engine copies.
+        #: (offset, source, device and stream, name): elements in order, which the engine copies.
         self._reached: list[tuple[int, torch.Tensor, tuple[int, int] | None, str]] = []
-        #: (offset, source): on other devices.
-        self._others: list[tuple[int, torch.Tensor]] = []
-        self._buffer: Any = None
+        #: (place, source): all others.
+        self._others: list[tuple[_Place, torch.Tensor]] = []
         self._memory: torch.Tensor | None = None
         plan = self._plan(state)
         try:
@@ -77,10 +100,9 @@ class StateCopy:
     def release(self) -> None:
         """Gives the memory back; `state` must not be used any more."""
         self.state = {}
-        self._memory = None
-        buffer, self._buffer = self._buffer, None
-        if buffer is not None:
-            self._copier.give_back(buffer)
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            self._copier.give_back(memory)
 
     def _plan(self, value: Any, name: str = "") -> Any:
         """Returns the state with a _Place for each tensor; collects the tensors to copy."""
@@ -114,24 +136,27 @@ class StateCopy:
             return _Made(_copy_of(tensor))
         at = -(-self._size // _ALIGNMENT) * _ALIGNMENT
         self._size = at + tensor.nbytes
+        place = _Place(at, tensor.dtype, tuple(tensor.shape))
         cuda = cuda_of(tensor)
-        if tensor.is_cpu or cuda is not None:
+        if (tensor.is_cpu or cuda is not None) and tensor.is_contiguous():
             self._reached.append((at, tensor, cuda, name))
         else:
-            self._others.append((at, tensor))
-        return _Place(at, tensor.dtype, tuple(tensor.shape))
+            self._others.append((place, tensor))
+        return place
 
     def _fill(self) -> None:
-        self._buffer = buffer = self._copier.take(max(self._size, 1))
-        self._memory = memory_of(buffer)
-        buffer.copy_in(
+        self._memory = self._copier.take(max(self._size, 1))
+        start = self._memory.data_ptr()
+        # Not by torch, which copies on as many threads as it computes on: often one.
+        background.copy_pairs(
+            True,
             [
-                (at, t.data_ptr(), t.nbytes, cuda, _layout(t), name)
+                (start + at, t.data_ptr(), t.nbytes, cuda, name)
                 for at, t, cuda, name in self._reached
-            ]
+            ],
         )
-        for at, tensor in self._others:
-            self._view(_Place(at, tensor.dtype, tuple(tensor.shape))).copy_(tensor)
+        for place, tensor in self._others:
+            self._view(place).copy_(on_host(tensor))
 
     def _view(self, place: _Place) -> torch.Tensor:
         assert self._memory is not None
@@ -155,13 +180,6 @@ class StateCopy:
                 plan[key] = self._build(plan[key])
             return plan
         return type(plan)(self._build(item) for item in plan)
-
-
-def _layout(tensor: torch.Tensor) -> tuple[Sequence[int], Sequence[int], int] | None:
-    """Returns how the elements lie, None where they are in row-major order."""
-    if tensor.is_contiguous():
-        return None
-    return tensor.shape, tensor.stride(), tensor.itemsize
 
 
 class _Place:
