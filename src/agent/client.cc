@@ -11,9 +11,8 @@
 #include <thread>
 #include <utility>
 
-#include <fcntl.h>
-#include <poll.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -62,69 +61,23 @@ Status NotStarted(const std::string& program, int error) {
   }
 }
 
-/// The standard error output of a program that is started.
-class ErrorOutput {
- public:
-  /// Makes a pipe. Errors: FailedPrecondition or Unavailable without a descriptor for it.
-  static Result<ErrorOutput> Make() {
-    std::array<int, 2> ends{};
-    if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) {
-      return NoDescriptor("make a pipe", errno);
-    }
-    return ErrorOutput(FileDescriptor(ends[0]), FileDescriptor(ends[1]));
-  }
-
-  [[nodiscard]] int end_to_write() const { return write_.get(); }
-
-  /// Waits until the program has ended, and keeps what it writes. Returns its status.
-  int Await(pid_t child) {
-    write_ = FileDescriptor();
-    int status = 0;
-    while (true) {
-      const pid_t ended = ::waitpid(child, &status, WNOHANG);
-      Take(ended == 0 ? kPause : std::chrono::milliseconds(0));
-      if (ended == child || (ended < 0 && errno != EINTR)) {
-        return status;
-      }
-    }
-  }
-
-  /// Returns the first lines, without the program's name in front of them.
-  [[nodiscard]] std::string Text() const {
-    constexpr std::string_view kName = "varve-agent: ";
-    const std::size_t end = text_.find_last_not_of(" \n");
-    std::string text = text_.substr(0, end == std::string::npos ? 0 : end + 1);
-    return text.starts_with(kName) ? text.substr(kName.size()) : text;
-  }
-
- private:
-  ErrorOutput(FileDescriptor read, FileDescriptor write)
-      : read_(std::move(read)), write_(std::move(write)) {}
-
-  /// Reads what is there, and waits for it that long at most.
-  void Take(std::chrono::milliseconds timeout) {
-    constexpr std::size_t kMostBytes = 4096;
-    pollfd waiting{.fd = read_.get(), .events = POLLIN, .revents = 0};
-    (void)::poll(&waiting, 1, static_cast<int>(timeout.count()));
-    std::array<char, kMostBytes> part{};
-    ssize_t got = 0;
-    while ((got = ::read(read_.get(), part.data(), part.size())) > 0) {
-      const std::size_t room = kMostBytes - std::min(text_.size(), kMostBytes);
-      text_.append(part.data(), std::min(room, static_cast<std::size_t>(got)));
-    }
-    if (got == 0 && timeout.count() > 0) {
-      std::this_thread::sleep_for(timeout);  // It has closed its output, and has not yet ended.
-    }
-  }
-
-  FileDescriptor read_;
-  FileDescriptor write_;
-  std::string text_;
-};
+/// Returns the first lines that a program has written, without its name in front of them.
+std::string TextIn(const FileDescriptor& output) {
+  constexpr std::size_t kMostBytes = 4096;
+  constexpr std::string_view kName = "varve-agent: ";
+  std::string text(kMostBytes, '\0');
+  const ssize_t got = ::pread(output.get(), text.data(), text.size(), 0);
+  text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+  text.resize(text.find_last_not_of(" \n") + 1);  // npos + 1 is 0.
+  return text.starts_with(kName) ? text.substr(kName.size()) : text;
+}
 
 /// Runs the program, which returns as soon as its agent or another one listens.
 Status Start(const std::string& program, const std::string& directory) {
-  VARVE_ASSIGN_OR_RETURN(ErrorOutput errors, ErrorOutput::Make());
+  const FileDescriptor errors(::memfd_create("varve-agent-errors", MFD_CLOEXEC));
+  if (!errors.valid()) {
+    return NoDescriptor("make a file in memory", errno);
+  }
   std::array<std::string, 4> words{program, "--directory", directory, "--detach"};
   std::array<char*, 5> arguments{};
   for (std::size_t i = 0; i < words.size(); ++i) {
@@ -138,7 +91,7 @@ Status Start(const std::string& program, const std::string& directory) {
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
   posix_spawn_file_actions_t files;
   ::posix_spawn_file_actions_init(&files);
-  ::posix_spawn_file_actions_adddup2(&files, errors.end_to_write(), STDERR_FILENO);
+  ::posix_spawn_file_actions_adddup2(&files, errors.get(), STDERR_FILENO);
   pid_t child = 0;
   const int error =
       ::posix_spawnp(&child, program.c_str(), &files, &attributes, arguments.data(), environ);
@@ -147,10 +100,13 @@ Status Start(const std::string& program, const std::string& directory) {
   if (error != 0) {
     return NotStarted(program, error);
   }
-  if (const int status = errors.Await(child); status != 0) {
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (status != 0) {
     const std::string how = WIFEXITED(status) ? "exit status " + std::to_string(WEXITSTATUS(status))
                                               : "signal " + std::to_string(WTERMSIG(status));
-    const std::string text = errors.Text();
+    const std::string text = TextIn(errors);
     return FailedPrecondition("start the agent \"" + program + "\": it ended with " + how +
                               (text.empty() ? ", and without a message" : ": " + text));
   }
