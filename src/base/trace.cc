@@ -6,7 +6,6 @@
 #include "base/trace.h"
 
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cstddef>
@@ -23,6 +22,7 @@
 
 #include "base/events.h"
 #include "base/guarded.h"
+#include "base/of_process.h"
 
 namespace varve {
 namespace {
@@ -79,16 +79,8 @@ class Trace {
   /// Returns that of this process. A forked child begins one of its own: its parent's lock may be
   /// held, and what its parent has recorded is not its own.
   static Trace& Get() {
-    static std::atomic<Trace*> current{nullptr};
-    Trace* found = current.load();
-    while (found == nullptr || found->process_ != ::getpid()) {
-      auto* const made = new Trace;
-      if (current.compare_exchange_strong(found, made)) {
-        return *made;
-      }
-      delete made;
-    }
-    return *found;
+    static auto& of_process = *new OfProcess<Trace>();  // Threads may trace while it exits.
+    return of_process.Get();
   }
 
   /// Processes with smaller numbers are shown first.

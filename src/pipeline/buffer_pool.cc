@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cerrno>
 
-#include <pthread.h>
 #include <sys/mman.h>
 
 #include "base/guarded.h"
+#include "base/of_process.h"
 #include "pipeline/huge_pages.h"
 
 namespace varve {
@@ -17,8 +17,16 @@ constexpr std::uint64_t kRangeBlocks = 8;
 
 constexpr std::uint64_t kCopiesBudgetBytes = kRangeBlocks * kPoolBlockBytes;
 
-BufferPool* g_shared = nullptr;
-BufferPool* g_of_copies = nullptr;
+/// The parent's are left as they are in a forked child: a thread of it may have held a lock.
+struct Pools {
+  BufferPool shared{kDefaultBudgetBytes};
+  BufferPool of_copies{kCopiesBudgetBytes};
+
+  static Pools& OfThisProcess() {
+    static auto& pools = *new OfProcess<Pools>();
+    return pools.Get();
+  }
+};
 
 }  // namespace
 
@@ -34,35 +42,9 @@ BufferPool::~BufferPool() {
   }
 }
 
-namespace {
+BufferPool& BufferPool::Shared() { return Pools::OfThisProcess().shared; }
 
-/// Makes the pools of the process, and those of each child.
-void MakePools() {
-  g_shared = new BufferPool(kDefaultBudgetBytes);
-  g_of_copies = new BufferPool(kCopiesBudgetBytes);
-}
-
-void MakePoolsOnce() {
-  static const bool made = [] {
-    MakePools();
-    // The parent's are left as they are: a thread of it may have held a lock.
-    ::pthread_atfork(nullptr, nullptr, MakePools);
-    return true;
-  }();
-  (void)made;
-}
-
-}  // namespace
-
-BufferPool& BufferPool::Shared() {
-  MakePoolsOnce();
-  return *g_shared;
-}
-
-BufferPool& BufferPool::OfCopies() {
-  MakePoolsOnce();
-  return *g_of_copies;
-}
+BufferPool& BufferPool::OfCopies() { return Pools::OfThisProcess().of_copies; }
 
 Status BufferPool::Map(std::uint64_t blocks) {
   return Guarded([&] {

@@ -52,6 +52,7 @@
 
 #include "base/file_descriptor.h"
 #include "base/guarded.h"
+#include "base/of_process.h"
 #include "base/threads.h"
 #include "coordinate/channel/links.h"
 #include "coordinate/channel/relay_state.h"
@@ -210,17 +211,10 @@ namespace {
 class AtExit {
  public:
   static AtExit& Instance() {
-    static std::atomic<AtExit*> known{nullptr};
-    AtExit* one = known;
-    while (one == nullptr || one->process_ != ::getpid()) {
-      auto made = std::make_unique<AtExit>();
-      if (known.compare_exchange_weak(one, made.get())) {
-        one = made.release();
-        static const int registered = std::atexit([] { Instance().EndAll(); });
-        (void)registered;
-      }
-    }
-    return *one;
+    static auto& of_process = *new OfProcess<AtExit>();
+    static const int registered = std::atexit([] { of_process.Get().EndAll(); });
+    (void)registered;
+    return of_process.Get();
   }
 
   void Add(std::shared_ptr<Relay::Running> one) {
@@ -242,7 +236,6 @@ class AtExit {
     changed_.wait_for(lock, 2 * kLongestEnd, [&] { return running_.empty(); });
   }
 
-  const pid_t process_ = ::getpid();
   std::mutex mutex_;
   std::condition_variable changed_;
   std::set<std::shared_ptr<Relay::Running>> running_;
