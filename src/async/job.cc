@@ -355,7 +355,6 @@ void AsyncJob::Cancel(Status why) {
     if (!why_cancelled_) {
       why_cancelled_ = std::move(why);
     }
-    (void)Take(JobEvent::kCancelled);
   }
   stop_.request_stop();
 }

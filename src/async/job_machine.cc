@@ -32,10 +32,9 @@ JobActions Step(JobState* state, JobEvent event) {
       state->write = ended ? WriteState::kEnded : WriteState::kBegun;
       return {};
     case JobEvent::kWriteEnded: return End(state);
-    case JobEvent::kCancelled: return {.stop = true};
     case JobEvent::kDeadlinePassed:
       state->deadline = ended ? state->deadline : DeadlineState::kPassed;
-      return {.stop = !ended};
+      return {};
     case JobEvent::kGracePassed:
       state->deadline = ended ? state->deadline : DeadlineState::kStuck;
       return End(state);

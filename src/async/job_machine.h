@@ -55,14 +55,12 @@ enum class JobEvent : std::uint8_t {
   kCopyEnded,    ///< Well or not; also kMayWrite.
   kWriteBegins,  ///< Its turn has come.
   kWriteEnded,   ///< Well or not; also where the save failed before.
-  kCancelled,
   kDeadlinePassed,
   kGracePassed,  ///< As long after the deadline as the storage has to return.
 };
 
 /// What is to be done after a step, in this order.
 struct JobActions {
-  bool stop = false;     ///< Ask the threads of the save to end.
   bool tell = false;     ///< Tell the caller that the tensors may change.
   bool deliver = false;  ///< Give the caller the outcome.
 };

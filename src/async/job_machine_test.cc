@@ -46,22 +46,22 @@ TEST(JobMachine, ASaveGivenUpWhileAThreadCopiesTellsTheCallerOnlyWhenThatThreadH
 TEST(JobMachine, TheOutcomeIsDeliveredOnce) {
   JobState state = After({JobEvent::kPlanned, JobEvent::kCopyEnded, JobEvent::kGracePassed});
   EXPECT_FALSE(Step(&state, JobEvent::kWriteEnded).deliver);
-  EXPECT_FALSE(Step(&state, JobEvent::kDeadlinePassed).stop);
+  (void)Step(&state, JobEvent::kDeadlinePassed);
   EXPECT_EQ(state.deadline, DeadlineState::kStuck);
 }
 
 TEST(JobMachine, ADeadlineAfterTheEndDoesNothing) {
   JobState state = After(
       {JobEvent::kPlanned, JobEvent::kCopyEnded, JobEvent::kWriteBegins, JobEvent::kWriteEnded});
-  EXPECT_FALSE(Step(&state, JobEvent::kDeadlinePassed).stop);
+  (void)Step(&state, JobEvent::kDeadlinePassed);
   EXPECT_FALSE(Step(&state, JobEvent::kGracePassed).deliver);
   EXPECT_EQ(state.deadline, DeadlineState::kAhead);
 }
 
 TEST(JobMachine, EveryOrderOfEventsTellsOnceDeliversOnceAndNeverLeavesTheEnd) {
-  constexpr int kEvents = 8;
+  constexpr int kEvents = 7;
   constexpr int kLength = 5;
-  constexpr int kOrders = 8 * 8 * 8 * 8 * 8;
+  constexpr int kOrders = 7 * 7 * 7 * 7 * 7;
   for (int order = 0; order < kOrders; ++order) {
     JobState state;
     int told = 0;
