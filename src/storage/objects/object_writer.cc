@@ -209,13 +209,13 @@ Status ObjectWriter::Begin() {
 /// Sends a part, all of whose bytes are there. Threads whose parts are full before the upload has
 /// begun wait for the one that begins it.
 Status ObjectWriter::Upload(std::uint64_t index, std::span<const std::byte> bytes) {
-  if (Take(upload_event::PartIsFull{index}) == UploadAction::kBegin) {
+  if (Take(upload_event::PartIsFull{}) == UploadAction::kBegin) {
     VARVE_RETURN_IF_ERROR(Begin());
   }
   {
     std::unique_lock lock(mutex_);
     Wait(changed_, lock, [&] { return state_.is != UploadStep::kBeginning; });
-    if (!TakePart(&state_, index)) {
+    if (state_.is != UploadStep::kOpen) {
       return Broken();
     }
   }

@@ -19,10 +19,7 @@ UploadAction Break(UploadState* state) {
   return UploadAction::kNone;
 }
 
-UploadAction TakeFullPart(UploadState* state, std::uint64_t part) {
-  if (!state->parts.emplace(part, PartState::kWaiting).second) {
-    return Break(state);  // Written twice.
-  }
+UploadAction TakeFullPart(UploadState* state) {
   switch (state->is) {
     case UploadStep::kGathering: state->is = UploadStep::kBeginning; return UploadAction::kBegin;
     case UploadStep::kBeginning:
@@ -33,13 +30,8 @@ UploadAction TakeFullPart(UploadState* state, std::uint64_t part) {
 }
 
 UploadAction TakeSentPart(UploadState* state, const PartSent& event) {
-  PartState& part = state->parts[event.part];
-  if (part != PartState::kSending) {
-    return Break(state);
-  }
-  part = PartState::kSent;
-  state->uploaded[event.part] = event.uploaded;
-  return UploadAction::kNone;
+  const bool is_first = state->uploaded.emplace(event.part, event.uploaded).second;
+  return is_first ? UploadAction::kNone : Break(state);
 }
 
 /// Asks for the completion where all parts of the object have been sent. Zeros behind the end may
@@ -89,7 +81,7 @@ UploadAction TakeEnd(UploadState* state) {
 
 UploadAction Step(UploadState* state, const UploadEvent& event) {
   return std::visit(Overloaded{
-                        [&](const PartIsFull& full) { return TakeFullPart(state, full.part); },
+                        [&](const PartIsFull&) { return TakeFullPart(state); },
                         [&](const Begun& begun) {
                           state->id = begun.id;
                           state->is = state->is == UploadStep::kBeginning ? UploadStep::kOpen
@@ -112,16 +104,6 @@ UploadAction Step(UploadState* state, const UploadEvent& event) {
                         [&](const GivenUp&) { return TakeEnd(state); },
                     },
                     event);
-}
-
-bool TakePart(UploadState* state, std::uint64_t part) {
-  const auto found = state->parts.find(part);
-  if (state->is != UploadStep::kOpen || found == state->parts.end() ||
-      found->second != PartState::kWaiting) {
-    return false;
-  }
-  found->second = PartState::kSending;
-  return true;
 }
 
 }  // namespace varve

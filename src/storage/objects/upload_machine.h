@@ -44,20 +44,17 @@ enum class UploadStep : std::uint8_t {
   kEnded,
 };
 
-enum class PartState : std::uint8_t { kWaiting, kSending, kSent };
-
 struct UploadState {
   UploadStep is = UploadStep::kGathering;
-  std::string id;                                 ///< Empty: not begun, as far as is known.
-  std::map<std::uint64_t, PartState> parts;       ///< Those that are full, by number from 0 on.
-  std::map<std::uint64_t, std::string> uploaded;  ///< What the store returned for those sent.
+  std::string id;  ///< Empty: not begun, as far as is known.
+  /// What the store returned for the parts that were sent, by number from 0 on.
+  std::map<std::uint64_t, std::string> uploaded;
 };
 
 namespace upload_event {
-/// All bytes of a part are there.
-struct PartIsFull {
-  std::uint64_t part = 0;
-};
+/// All bytes of a part are there. It is sent once the upload is open. PartSent, Refused or Unclear
+/// follows.
+struct PartIsFull {};
 struct Begun {
   std::string id;
 };
@@ -103,9 +100,5 @@ enum class UploadAction : std::uint8_t {
 
 /// Takes an event. An event that the state does not wait for breaks the upload.
 UploadAction Step(UploadState* state, const UploadEvent& event);
-
-/// Takes the part for the calling thread, which sends it. Returns false where another has it, or
-/// the upload is not open. PartSent, Refused or Unclear follows.
-bool TakePart(UploadState* state, std::uint64_t part);
 
 }  // namespace varve
