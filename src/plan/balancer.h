@@ -52,7 +52,8 @@ inline std::vector<std::uint32_t> RanksOf(Holders holders) {
 /// Assigns shards and keeps count of each rank's bytes.
 class Balancer {
  public:
-  explicit Balancer(std::size_t rank_count) : plan_{}, load_(rank_count, 0) {
+  Balancer(std::size_t rank_count, Replicas replicas)
+      : plan_{}, load_(rank_count, 0), replicas_(replicas) {
     plan_.ranks.resize(rank_count);
   }
 
@@ -79,7 +80,8 @@ class Balancer {
     for (const Shard* shard : group) {
       std::vector<Box> rest{shard->item().box};  // Not assigned yet; the last box goes first.
       while (!rest.empty()) {
-        if (shard->bytes <= kMinCutBytes || holder == ranks.size()) {
+        if (replicas_ == Replicas::kWhole || shard->bytes <= kMinCutBytes ||
+            holder == ranks.size()) {
           Assign(shard->holders[Lightest(ranks)], TakeLast(&rest));
           continue;
         }
@@ -188,6 +190,7 @@ class Balancer {
 
   SettledPlan plan_;
   std::vector<std::uint64_t> load_;
+  Replicas replicas_;
 };
 
 }  // namespace varve::settling

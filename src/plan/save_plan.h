@@ -127,6 +127,12 @@ enum class Differing : std::uint8_t {
   kKeep,   ///< Each value once; those of other ranks as variants.
 };
 
+/// Whether a shard that several ranks hold may be cut among them.
+enum class Replicas : std::uint8_t {
+  kCut,
+  kWhole,  ///< What is stored is one rank's, also where replicas differ and samples are equal.
+};
+
 /// Settles all ranks' plans. Each distinct shard is written exactly once; replicated ones are
 /// spread over the ranks that hold them so that all write about the same number of bytes, split
 /// where they are larger than a rank's fair share. A shard whose replicas differ is not split: what
@@ -137,7 +143,7 @@ enum class Differing : std::uint8_t {
 /// equal, or when no rank holds a part of a tensor (named).
 Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans,
                            Differing differing = Differing::kFirst,
-                           ReplicaPattern* pattern = nullptr);
+                           ReplicaPattern* pattern = nullptr, Replicas replicas = Replicas::kCut);
 
 /// Returns the plan of an uncoordinated save: the rank writes all it holds.
 RankAssignment AssignEverything(const LocalPlan& plan);

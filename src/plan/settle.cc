@@ -20,7 +20,8 @@
 //      is where all of its bytes fit when every holder below the level is filled up to it.
 //   5. Large shards are laid end to end and cut where a holder is full (McNaughton's wrap-around
 //      rule), so a group is cut at most in one place per holder. Small ones then go, largest first,
-//      to the holder with the fewest bytes.
+//      to the holder with the fewest bytes. With Replicas::kWhole all do: of replicas that differ
+//      where no sample was taken, a cut would store a mix.
 
 #include <algorithm>
 #include <cstddef>
@@ -316,12 +317,12 @@ bool IsTensor(const std::string& fqn, const std::vector<Shard>& shards, const Al
 }  // namespace
 
 Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep,
-                           ReplicaPattern* pattern) {
+                           ReplicaPattern* pattern, Replicas replicas) {
   const Aliases aliases = SettleTies(plans);
   const std::vector<Held> held = InOrder(plans, aliases);
   VARVE_ASSIGN_OR_RETURN(const std::vector<Shard> shards, GroupShards(held));
   std::set<std::string_view> differing;
-  Balancer balancer(plans.size());
+  Balancer balancer(plans.size(), replicas);
   std::map<std::vector<std::uint32_t>, std::vector<const Shard*>, FewerHoldersFirst> groups;
   std::vector<const Shard*> diverged;
   std::map<std::string_view, std::vector<Part>> archives;

@@ -54,6 +54,19 @@ TEST(Settle, LeavesShardsWithTheRankThatHoldsThem) {
   }
 }
 
+TEST(Settle, LeavesReplicasWholeWhereTheyMustBeOneRanks) {
+  std::vector<LocalPlan> plans(3);
+  for (LocalPlan& plan : plans) {
+    plan.tensors = {Whole("a", {1 << 20}), Whole("b", {1 << 20}), Whole("c", {1 << 20})};
+  }
+  const auto settled = Settle(plans, Differing::kFirst, nullptr, Replicas::kWhole);
+  ASSERT_TRUE(IsOk(settled));
+  for (const RankAssignment& rank : settled->ranks) {
+    ASSERT_EQ(rank.chunks.size(), 1U);  // Each rank writes one of them.
+    EXPECT_EQ(rank.chunks[0].part, nullptr);
+  }
+}
+
 TEST(Settle, SplitsAReplicatedTensorLargerThanAFairShare) {
   const std::vector<LocalPlan> plans(4, {{Whole("big", {4096, 1024})}, {}, {}});
   const SettledPlan settled = MustSettle(plans);
