@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as torch_dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
@@ -20,3 +24,49 @@ def load_beside_a_dtensor(rank: int, size: int, path: str) -> list[float]:
     assert state["s"] == 3
     filled = state["w"] if rank == 0 else state["w"].to_local()
     return [float(x) for x in filled]
+
+
+def states_that_differ(rank: int) -> dict[str, dict[str, Any]]:
+    """States whose entries are of other kinds on ranks above 0."""
+    tensor = torch.arange(4.0)
+    first = rank == 0
+    return {
+        "lengths": {"x": torch.arange(3.0 + rank), "same": tensor},
+        "dtypes": {"x": tensor if first else tensor.double(), "same": tensor},
+        "an iterator that has ended": {"it": {"pos": 3} if first else None, "same": tensor},
+        "an empty list": {"dl": [{"a": 1}] if first else [], "same": tensor},
+        "kinds of dicts": {
+            "m": {"a": tensor} if first else collections.OrderedDict(a=tensor),
+            "same": tensor,
+        },
+        "a list and a dict": {"m": [tensor] if first else {"0": tensor}, "same": tensor},
+        "keys of one text": {"m": {"1": tensor} if first else {1: tensor}, "same": tensor},
+    }
+
+
+def save_states_that_differ(rank: int, size: int, path: str) -> list[str]:
+    """Saves each of these, and returns the names of those that torch does not open then."""
+    failed = []
+    for name, state in states_that_differ(rank).items():
+        dcp.save(state, checkpoint_id=f"{path}/{name}")
+        dcp.async_save(state, checkpoint_id=f"{path}/{name}").result()
+        found = {"same": torch.zeros(4)}
+        torch_dcp.load(found, checkpoint_id=f"{path}/{name}")
+        if found["same"].tolist() != [0, 1, 2, 3]:
+            failed.append(name)
+    return failed
+
+
+def replicas_that_samples_do_not_tell_apart(rank: int, size: int, path: str) -> list[int]:
+    """Saves them, and returns the ranks whose values the stored tensor has."""
+    tensor = torch.zeros(1_000_000)
+    tensor[1000:1010] = tensor[-1010:-1000] = rank + 1
+    dcp.save({"seen": tensor}, checkpoint_id=f"{path}/sync")
+    dcp.async_save({"seen": tensor}, checkpoint_id=f"{path}/async").result()
+    dist.barrier()
+    found = []
+    for way in ("sync", "async"):
+        loaded = {"seen": torch.zeros(1_000_000)}
+        torch_dcp.load(loaded, checkpoint_id=Path(path) / way)
+        found.append(len(set(loaded["seen"].tolist()) - {0.0}))
+    return found

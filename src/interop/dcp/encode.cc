@@ -187,8 +187,17 @@ class Encoder {
     };
     if (options_.structure != nullptr) {
       std::vector<Part> path;
-      VARVE_RETURN_IF_ERROR(
-          Paths(*options_.structure, &path, [&](const auto& found) { write(NameOf(found)); }));
+      std::unordered_set<std::string> seen;  // Looked up only.
+      std::string twice;
+      VARVE_RETURN_IF_ERROR(Paths(*options_.structure, &path, [&](const auto& found) {
+        const auto [name, is_new] = seen.insert(NameOf(found));
+        twice = is_new ? twice : *name;
+        write(*name);
+      }));
+      if (!twice.empty()) {
+        return InvalidArgument("the state has two entries with the name \"" + twice +
+                               "\", as by the keys 1 and \"1\" of one dict");
+      }
     }
     for (const TensorMetadata& tensor : in_.tensors) {
       write(tensor.fqn);
@@ -230,8 +239,14 @@ class Encoder {
       id.insert(dash, "-");
     }
     New(kMetadata, "StorageMeta");
+    out_.Str("checkpoint_id");
+    out_.None();
     out_.Str("save_id");
     out_.Str(id);
+    out_.Str("load_id");
+    out_.None();
+    out_.Str("modules");
+    out_.List();
     Built();
   }
 

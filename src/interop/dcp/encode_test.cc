@@ -95,6 +95,14 @@ TEST(DcpEncode, EntriesStandInTheOrderOfTheStateAndThenTheOthers) {
   EXPECT_EQ(entries.find("'none'"), std::string::npos);
 }
 
+TEST(DcpEncode, TwoEntriesOfOneNameAreRefused) {
+  Value structure{.kind = ValueKind::kDict};
+  structure.items = {Value::Int(1), Value{.kind = ValueKind::kObjectLeaf},  //
+                     Value::Str("1"), Value{.kind = ValueKind::kObjectLeaf}};
+  EXPECT_TRUE(FailsWith(EncodeDcpMetadata(Sample(), {.structure = &structure}),
+                        StatusCode::kInvalidArgument, {"two entries with the name \"1\""}));
+}
+
 TEST(DcpEncode, TheIdOfTheSaveIsTextAsTorchHasIt) {
   Metadata metadata = Sample();
   for (std::uint8_t i = 0; i < 16; ++i) {
@@ -102,7 +110,9 @@ TEST(DcpEncode, TheIdOfTheSaveIsTextAsTorchHasIt) {
   }
   EXPECT_NE(Encoded(metadata).find(
                 "'storage_meta': " +
-                New(kModule + "StorageMeta", "'save_id': '00010203-0405-0607-0809-0a0b0c0d0e0f'")),
+                New(kModule + "StorageMeta",
+                    "'checkpoint_id': None, 'save_id': '00010203-0405-0607-0809-0a0b0c0d0e0f', "
+                    "'load_id': None, 'modules': []")),
             std::string::npos);
 }
 

@@ -21,7 +21,7 @@ def not_planned(state: Any, planner: SavePlanner | None) -> Exception | None:
     """Returns what is wrong with a tensor of a state, by its name; None where nothing is, or a planner of others decides."""
     if planner is not None and type(planner) is not DefaultSavePlanner:
         return None
-    for name, tensor in _unusual(state, ""):
+    for name, tensor in _unusual(state, "", set()):
         try:
             _check(name, tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
         except Error as error:
@@ -58,8 +58,11 @@ def _check(name: str, tensor: Any) -> None:
         )
 
 
-def _unusual(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the unusual tensors of a state, with their names, but for those that say themselves what to store."""
+def _unusual(value: Any, name: str, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the unusual tensors of a state, with their names, but for those that say themselves what to store.
+
+    `seen` has the ids of the containers so far: a tuple may hold another one many times.
+    """
     if type(value) in (torch.Tensor, torch.nn.Parameter):
         if not _is_usual(value):
             yield name, value
@@ -79,8 +82,11 @@ def _unusual(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
         items = value.items()
     elif isinstance(value, (list, tuple)):
         items = enumerate(value)
+    if id(value) in seen:
+        return
+    seen.add(id(value))
     for key, item in items:
-        yield from _unusual(item, f"{name}.{key}" if name else str(key))
+        yield from _unusual(item, f"{name}.{key}" if name else str(key), seen)
 
 
 def _is_usual(tensor: torch.Tensor) -> bool:
