@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -46,9 +46,13 @@ def fields_shown(kind: str, fields: Mapping[str, Any]) -> str:
 
 
 def _shortened(value: Any) -> str:
-    if not isinstance(value, list) or len(value) <= 10:
-        return repr(value)
-    return f"[{', '.join(map(repr, value[:10]))} and {len(value) - 10} more]"
+    return f"[{first_names(value, shown=repr)}]" if isinstance(value, list) else repr(value)
+
+
+def first_names(names: Sequence[Any], most: int = 10, shown: Callable[[Any], str] = str) -> str:
+    """Returns the first `most` names, and the number of the others."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(shown, names[:most])) + rest
 
 
 def refuse(name: str, value: Any, want: str) -> InvalidArgumentError:

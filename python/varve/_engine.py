@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import Any, Protocol
 
 from varve import _arguments, _core, _files, _hf, _tree
+from varve._arguments import first_names
 from varve._core import Coordinator, states
 from varve._objects import Objects
 from varve._warn import warn
@@ -315,11 +316,6 @@ def warn_of_differences(names: list[str], consequence: str) -> None:
             f"tensors differ between the ranks that hold them: {first_names(names)}. {consequence}",
             ReplicasDifferWarning,
         )
-
-
-def first_names(names: list[str]) -> str:
-    """Returns the first ten names, and the number of the others."""
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
 
 def fail(coordinator: Coordinator | None, what: str, error: Exception, timeout: float) -> None:

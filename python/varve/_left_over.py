@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from varve import _core, _tree
-from varve._engine import first_names
+from varve._arguments import first_names
 from varve._match import Match
 from varve._warn import warn
 from varve.errors import ReplicasDifferWarning

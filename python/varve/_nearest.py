@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from varve import _core, _tree
+from varve._arguments import first_names
 from varve._select import Keys, Rename, renamer
 
 #: Missing names that are compared with the stored ones, by their endings.
@@ -127,13 +128,8 @@ def what_is_wrong(reader: _core.Reader, keys: Keys, names: list[str]) -> str:
         return ""
     near = _names_near(unmatched, names)
     tops = list(dict.fromkeys(name.partition(".")[0] for name in names))
-    hint = f"is it {_first(near)}?" if near else f"at the top are {_first(tops)}"
-    return f"nothing in the checkpoint is named {_first(unmatched)}; {hint}"
-
-
-def _first(listed: list[str]) -> str:
-    """Returns the first five, and the number of the others."""
-    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
+    hint = f"is it {first_names(near, 5)}?" if near else f"at the top are {first_names(tops, 5)}"
+    return f"nothing in the checkpoint is named {first_names(unmatched, 5)}; {hint}"
 
 
 def _names_near(keys: Iterable[str], names: list[str]) -> list[str]:

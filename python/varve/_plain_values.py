@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from varve import _core
+from varve._arguments import first_names
 from varve._values import NeedsClassesError
 from varve.errors import UnsupportedError
 
@@ -34,9 +35,8 @@ def plain_values(
     free = [top for top in tops if top not in stuck]
     wanted = {name: classes for name, classes in blocked.items() if name in names}
     classes = sorted({each for needed in wanted.values() for each in needed})
-    listed = ", in ".join(
-        text for text in (_first(classes), _first([f'"{name}"' for name in wanted if name])) if text
-    )
+    named = [f'"{name}"' for name in wanted if name]
+    listed = ", in ".join(first_names(each, 5) for each in (classes, named) if each)
     raise UnsupportedError(
         f"{where}: this file of torch.save holds objects of classes that Varve does not "
         f"make: {listed}. allow_pickle=True cannot open them: they are parts of the file's one "
@@ -49,8 +49,3 @@ def plain_values(
         + (f" and {len(free) - 10} more" if len(free) > 10 else ""),
         path=where,
     )
-
-
-def _first(listed: list[str]) -> str:
-    """Returns the first five, and the number of the others."""
-    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

@@ -58,8 +58,7 @@ class Keys:
         return list(left)
 
     def __str__(self) -> str:
-        shown = ", ".join(self._keys[:10])
-        return shown + (f" and {len(self._keys) - 10} more" if len(self._keys) > 10 else "")
+        return _arguments.first_names(self._keys)
 
 
 def _as_named(name: str) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from varve import _core
+from varve._arguments import first_names
 from varve._core import Coordinator, SaveOptions
 from varve._core.uploads import UploadOptions
 from varve._engine import local_path_text, path_text
@@ -64,11 +65,10 @@ def upload(
     copy = Copy(path_text(source), path_text(target), options)
     report = copy.make(None)
     if report.left_out and not report.was_there:
-        names = report.left_out
         _LOG.warning(
             "upload %s: %s are no part of the checkpoint, and are not in the copy",
             copy.source,
-            ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else ""),
+            first_names(report.left_out),
         )
     if _core.uploads.pending_upload(copy.source) == os.fsencode(copy.target):
         _core.uploads.forget_pending_upload(copy.source)

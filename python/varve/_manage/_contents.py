@@ -6,6 +6,7 @@ import logging
 import os
 
 from varve import _core
+from varve._arguments import first_names
 from varve._core import manage
 from varve.errors import CheckpointNotFoundError, Error, InvalidArgumentError
 
@@ -61,11 +62,11 @@ def other_contents(run: str) -> str:
     parts = []
     if found:
         parts.append(
-            f"{_listed(found)}, of which none is a step: a step's name is letters and a number"
+            f"{first_names(sorted(set(found)))}, of which none is a step: a step's name is letters and a number"
         )
     if unfinished:
         names = [f"{one.name} ({one.detail or one.state})" for one in unfinished]
-        parts.append(f"{_listed(names)}, which no save has finished")
+        parts.append(f"{first_names(sorted(set(names)))}, which no save has finished")
     return "; and ".join(parts)
 
 
@@ -80,8 +81,3 @@ def tell_of_nothing(run: str, contents: str, required: bool, tells: bool) -> Non
         raise CheckpointNotFoundError(f"resume: there is no step in {run}{held}", path=run)
     if tells:
         _LOG.log(logging.WARNING if held else logging.INFO, "resume: no step in %s%s", run, held)
-
-
-def _listed(names: list[str]) -> str:
-    first = ", ".join(sorted(set(names))[:10])
-    return first + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -9,6 +9,7 @@ import os
 from typing import Any, Literal
 
 from varve import _core
+from varve._arguments import first_names
 from varve._catalogue import damages_left, mended, unread
 from varve._core import manage
 from varve._manage._history import History
@@ -186,13 +187,11 @@ class Chooser:
 def log_left_over(where: str, unexpected: list[str]) -> None:
     """Logs what the state that was resumed has no place for."""
     if unexpected:
-        more = f" and {len(unexpected) - 5} more" if len(unexpected) > 5 else ""
         _LOG.warning(
-            "resume: %d entries of %s are in no part of the state and were not loaded: %s%s",
+            "resume: %d entries of %s are in no part of the state and were not loaded: %s",
             len(unexpected),
             where,
-            ", ".join(unexpected[:5]),
-            more,
+            first_names(unexpected, 5),
         )
 
 

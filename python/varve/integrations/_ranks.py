@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 import varve.torch
-from varve._engine import first_names
+from varve._arguments import first_names
 from varve._manage._decisions import told_by_rank_0
 from varve._warn import warn
 from varve.errors import ReplicasDifferWarning

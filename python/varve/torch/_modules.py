@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from varve._arguments import first_names
 from varve._objects import Source, Upgrade
 from varve._select import NameTree
 from varve._tree import join, leaves
@@ -104,10 +105,9 @@ def _check_own_keys(
     ):
         return
     kind = type(module).__name__
-    few = ", ".join(f'"{key}"' for key in lacking[:5])
-    more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+    few = first_names(lacking, 5, '"{}"'.format)
     raise InvalidArgumentError(
-        f'load {source.directory}: "{path or ""}": the state_dict of this {kind} lacks {few}{more}, without '
+        f'load {source.directory}: "{path or ""}": the state_dict of this {kind} lacks {few}, without '
         "which its load_state_dict fails. Nothing was loaded. Give the class a load_state_dict that takes what its "
         "state_dict returns, or load into the dict that state_dict() returns, whose tensors are filled in place"
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from varve._arguments import first_names
 from varve._objects import Entry, Planned, Source
 from varve._tree import join
 from varve._values import ObjectLeaf, TensorLeaf
@@ -226,15 +227,10 @@ def _refuse_unfit(
         return
     keys = sorted(chain(*ids), key=str)
     raise InvalidArgumentError(
-        f"{title}: stored state fits no parameter: its keys are {_few(unfit)}, and the param_groups stored "
-        f"with it name the parameters {_few(keys)}. Training would go on with empty moments, so nothing was "
+        f"{title}: stored state fits no parameter: its keys are {first_names(unfit, 5, repr)}, and the param_groups stored "
+        f"with it name the parameters {first_names(keys, 5, repr)}. Training would go on with empty moments, so nothing was "
         "loaded. Take the state with read(), give it the keys of its param_groups, and call load_state_dict"
     )
-
-
-def _few(keys: list[Any]) -> str:
-    shown = ", ".join(repr(key) for key in keys[:5])
-    return shown + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
 
 
 def _other_groups(title: str, optimizer: torch.optim.Optimizer, ids: _Groups) -> str:

@@ -15,8 +15,9 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
 from varve import _core
+from varve._arguments import first_names
 from varve._core import states
-from varve._engine import collector_at_rest, first_names
+from varve._engine import collector_at_rest
 from varve._warn import warn
 from varve.errors import ReplicasDifferWarning, UnsupportedError
 from varve.torch.dcp._metadata import metadata_of
