@@ -111,8 +111,8 @@ void BindConvert(nb::module_& module) {
       "read_hf_config",
       [](const FsPath& directory) {
         std::vector<std::pair<std::string, nb::bytes>> files;
-        for (const SideFile& file :
-             ValueOrRaise(ReadHfConfig(directory.text).With({.path = directory.text}))) {
+        auto read = Unlocked(directory.text, [&] { return ReadHfConfig(directory.text); });
+        for (const SideFile& file : ValueOrRaise(std::move(read))) {
           files.emplace_back(file.name, nb::bytes(file.content.data(), file.content.size()));
         }
         return files;

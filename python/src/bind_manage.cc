@@ -98,13 +98,6 @@ std::vector<PrunedStep> PruneRunPython(const FsPath& run, const KeepRules& rules
   });
 }
 
-/// Calls a function that takes the storage's time, without the GIL.
-template <class Function>
-auto Unlocked(const Function& function) {
-  const GilReleased release;
-  return function();
-}
-
 void BindRunNotes(nb::module_& module) {
   module.def(
       "is_in_object_store",

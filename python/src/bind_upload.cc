@@ -112,19 +112,20 @@ void BindUpload(nb::module_& parent) {
   module.def(
       "note_pending_upload",
       [](const FsPath& path, const FsPath& to) {
-        RaiseIfError(NotePendingUpload(path.text, to.text).With({.path = path.text}));
+        RaiseIfError(Unlocked(path.text, [&] { return NotePendingUpload(path.text, to.text); }));
       },
       nb::arg("path"), nb::arg("to"));
   module.def(
       "forget_pending_upload",
       [](const FsPath& path) {
-        RaiseIfError(ForgetPendingUpload(path.text).With({.path = path.text}));
+        RaiseIfError(Unlocked(path.text, [&] { return ForgetPendingUpload(path.text); }));
       },
       nb::arg("path"));
   module.def(
       "pending_upload",
       [](const FsPath& path) -> nb::object {
-        const auto to = ValueOrRaise(PendingUploadOf(path.text).With({.path = path.text}));
+        const auto to =
+            ValueOrRaise(Unlocked(path.text, [&] { return PendingUploadOf(path.text); }));
         return to ? nb::object(ToBytes(*to)) : nb::none();
       },
       nb::arg("path"));
@@ -132,8 +133,8 @@ void BindUpload(nb::module_& parent) {
       "pending_uploads",
       [](const FsPath& directory) {
         std::vector<std::pair<nb::bytes, nb::bytes>> found;
-        for (const PendingUpload& one :
-             ValueOrRaise(ListPendingUploads(directory.text).With({.path = directory.text}))) {
+        auto pending = Unlocked(directory.text, [&] { return ListPendingUploads(directory.text); });
+        for (const PendingUpload& one : ValueOrRaise(std::move(pending))) {
           found.emplace_back(ToBytes(one.path), ToBytes(one.to));
         }
         return found;

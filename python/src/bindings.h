@@ -51,6 +51,19 @@ T ValueOrRaise(Result<T> result) {
   return std::move(result).value();
 }
 
+/// Calls a function that takes the storage's time, without the GIL. Requires: the GIL.
+template <class Function>
+auto Unlocked(const Function& function) {
+  const GilReleased release;
+  return function();
+}
+
+/// Does the same; an error that has no path gets `about`.
+template <class Function>
+auto Unlocked(const std::string& about, const Function& function) {
+  return Unlocked(function).With({.path = about});
+}
+
 /// Converts between Python objects and values; exotic types go through varve/_values.py. `path`
 /// says where in the state the object is, for messages. Both need the GIL.
 Value ToValue(nb::handle object, const std::string& path, bool allow_pickle);

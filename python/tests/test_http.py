@@ -415,3 +415,11 @@ def test_the_query_of_a_redirect_is_not_shown(web: Web) -> None:
     )
     output = run("verify", url, code=2)
     assert "127.0.0.1:9" in output and "hunter2" not in output
+
+
+def test_notes_of_uploads_are_read_while_other_threads_run(web: Web) -> None:
+    """The server is a thread of this process, and answers only where the call has given up the GIL."""
+    path = saved(web)
+    note = web.root / "run" / ".step-1.varve-upload"
+    note.write_text("s3://bucket/run/step-1\n")
+    assert varve._core.uploads.pending_upload(path) == b"s3://bucket/run/step-1"
