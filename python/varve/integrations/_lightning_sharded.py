@@ -1,4 +1,7 @@
-"""Lightning's sharded strategies with Varve's checkpoints: every rank saves and loads its shards."""
+"""Lightning's sharded strategies with Varve's checkpoints: every rank saves and loads its shards.
+
+And what they share with the CheckpointIO for whole states.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,8 @@ def rekey(checkpoint: dict[str, Any]) -> dict[str, Any]:
     return checkpoint
 
 
-class _Sharded:
-    """The code that both strategies share: saves of all ranks, and removals by rank 0 that wait for them.
-
-    A checkpoint holds the model's tensors under `model_key`, the optimizers' as `optimizer_0`, ... and
-    all else that Lightning keeps as `meta`.
-    """
-
-    model_key: str
+class InBackground:
+    """The code that the CheckpointIO and the strategies share: their options, saves, and the wait for these."""
 
     def __init__(
         self,
@@ -61,6 +58,49 @@ class _Sharded:
         self._stager = LazyStager()
         self._torn_down = False
         self._newest_of: dict[str, str] = {}
+
+    def _write(self, state: dict[str, Any], path: str, optimizers: Any, group: Any = None) -> None:
+        """Saves by the ranks of a group: in the background, while training goes on."""
+        options: dict[str, Any] = {"overwrite": True, "allow_pickle": self.allow_pickle}
+        if not self.asynchronous or self._torn_down:
+            varve.torch.save(state, path, process_group=group, **options)
+            return
+        state, staging = choose(self.staging, state, optimizers)
+        stager = self._stager.get(group, executor=self.executor)
+        save = varve.torch.async_save(state, path, stager=stager, **options, **staging)
+        if failed_in_the_call(save) or is_awaited(path):
+            save.result()
+        self.saves.add(path, save)
+
+    def _finish(self) -> None:
+        """Waits for what is under way; later saves are made in the call. Raises the failure of a save."""
+        self._torn_down = True
+        self.saves.settle()
+        self._stager.close()
+        failure = self.saves.take_failure()
+        if failure is not None:
+            raise failure
+
+
+def raise_failure(saves: Saves, strategy: Any) -> None:
+    """Raises, on all ranks, the failure of an earlier save that rank 0 knows of."""
+    failure = saves.take_failure() if strategy.is_global_zero else None
+    text = strategy.broadcast(None if failure is None else str(failure))
+    if failure is not None:
+        raise failure
+    if text is not None:
+        saves.take_failure()  # The same one, where all ranks save.
+        raise UnavailableError(f"an earlier save has failed on rank 0: {text}", rank=0)
+
+
+class _Sharded(InBackground):
+    """The code that both strategies share: saves of all ranks, and removals by rank 0 that wait for them.
+
+    A checkpoint holds the model's tensors under `model_key`, the optimizers' as `optimizer_0`, ... and
+    all else that Lightning keeps as `meta`.
+    """
+
+    model_key: str
 
     def _is_sharded(self) -> bool:
         """Returns True where the strategy's options ask for sharded checkpoints."""
@@ -82,7 +122,7 @@ class _Sharded:
 
     def _save(self: Any, checkpoint: dict[str, Any], path: str) -> None:
         """Saves on all ranks. Raises, on all ranks, the failure of an earlier save."""
-        self._raise_failure()
+        raise_failure(self.saves, self)
         state = {self.model_key: checkpoint.pop("state_dict")}
         for i, moments in enumerate(checkpoint.pop("optimizer_states", [])):
             state[f"optimizer_{i}"] = moments
@@ -91,30 +131,7 @@ class _Sharded:
         if asked:
             self.saves.settle()
             self.barrier()
-        if not self.asynchronous or self._torn_down:
-            varve.torch.save(state, path, overwrite=True, allow_pickle=self.allow_pickle)
-            return
-        state, staging = choose(self.staging, state, self.optimizers)
-        save = varve.torch.async_save(
-            state,
-            path,
-            stager=self._stager.get(executor=self.executor),
-            overwrite=True,
-            allow_pickle=self.allow_pickle,
-            **staging,
-        )
-        if failed_in_the_call(save) or is_awaited(path):
-            save.result()
-        self.saves.add(path, save)
-
-    def _raise_failure(self: Any) -> None:
-        failure = self.saves.take_failure() if self.global_rank == 0 else None
-        text = self.broadcast(None if failure is None else str(failure))
-        if failure is not None:
-            raise failure
-        if text is not None:
-            self.saves.take_failure()
-            raise UnavailableError(f"an earlier save has failed: {text}")
+        self._write(state, path, self.optimizers)
 
     def load_checkpoint(
         self: Any, checkpoint_path: Any, weights_only: bool | None = None
@@ -177,13 +194,8 @@ class _Sharded:
 
         Later saves are made in the call, until the strategy is set up again.
         """
-        self._torn_down = True
         try:
-            self.saves.settle()
-            self._stager.close()
-            failure = self.saves.take_failure()
-            if failure is not None:
-                raise failure
+            self._finish()
         finally:
             super().teardown()  # type: ignore[misc]
 

@@ -41,8 +41,7 @@ from varve.errors import InvalidArgumentError, UnavailableError
 from varve.integrations._contract import Table, missing_package, require
 from varve.integrations._newest import checkpoints_in, is_there, newest_good
 from varve.integrations._ranks import by_rank_0
-from varve.integrations._saves import LazyStager, Saves, failed_in_the_call, is_awaited
-from varve.integrations._staging import Staging, checked, choose
+from varve.integrations._staging import Staging
 from varve.torch._coordinator import ALONE
 
 try:
@@ -52,8 +51,10 @@ except ImportError as error:
     raise missing_package(__name__, "lightning", "lightning", error) from error
 
 from varve.integrations._lightning_sharded import (
+    InBackground,
     VarveFSDPStrategy,
     VarveModelParallelStrategy,
+    raise_failure,
     rekey,
 )
 
@@ -98,7 +99,7 @@ __all__ = [
 ]
 
 
-class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
+class VarveCheckpointIO(InBackground, CheckpointIO):  # type: ignore[misc]
     """Saves and loads whole states: on rank 0, in the background.
 
     The failure of a save is raised by the next save or by the end of `fit`, on rank 0. With
@@ -128,14 +129,12 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
         allow_pickle: bool = False,
         staging: Staging = None,
     ) -> None:
-        self.asynchronous = asynchronous
-        self.executor = executor
-        self.staging = checked(staging)
-        self.allow_pickle = allow_pickle
-        self.saves = Saves()
-        self._stager = LazyStager()
-        self._torn_down = False
-        self._newest_of: dict[str, str] = {}
+        super().__init__(
+            asynchronous=asynchronous,
+            executor=executor,
+            allow_pickle=allow_pickle,
+            staging=staging,
+        )
         self._optimizers: list[Any] = []  # While VarveModelCheckpoint saves.
 
     def save_checkpoint(
@@ -167,24 +166,7 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
             )
         if self.saves.is_asked(where):
             self.saves.settle()  # A removal of the same name comes first.
-        if not self.asynchronous or self._torn_down:
-            pickles = self.allow_pickle
-            varve.torch.save(
-                checkpoint, where, process_group=ALONE, overwrite=True, allow_pickle=pickles
-            )
-            return
-        state, staging = choose(self.staging, checkpoint, self._optimizers)
-        save = varve.torch.async_save(
-            state,
-            where,
-            stager=self._stager.get(ALONE, executor=self.executor),
-            overwrite=True,
-            allow_pickle=self.allow_pickle,
-            **staging,
-        )
-        if failed_in_the_call(save) or is_awaited(where):
-            save.result()
-        self.saves.add(where, save)
+        self._write(checkpoint, where, self._optimizers, ALONE)
 
     def load_checkpoint(
         self,
@@ -233,12 +215,7 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
         Raises:
             varve.Error: A save has failed, and its error has not been raised yet.
         """
-        self._torn_down = True
-        self.saves.settle()
-        self._stager.close()
-        failure = self.saves.take_failure()
-        if failure is not None:
-            raise failure
+        self._finish()
 
 
 class VarveModelCheckpoint(ModelCheckpoint):  # type: ignore[misc]
@@ -275,8 +252,9 @@ class VarveModelCheckpoint(ModelCheckpoint):  # type: ignore[misc]
         super().setup(trainer, pl_module, stage)
 
     def _save_checkpoint(self, trainer: Any, filepath: str) -> None:
-        _raise_failure(trainer)
         io = _varves(trainer)
+        if io is not None:
+            raise_failure(io.saves, trainer.strategy)
         if not isinstance(io, VarveCheckpointIO):
             super()._save_checkpoint(trainer, filepath)
             return
@@ -292,7 +270,7 @@ class VarveModelCheckpoint(ModelCheckpoint):  # type: ignore[misc]
         io = _varves(trainer)
         if io is not None:
             io.saves.settle()
-            _raise_failure(trainer)
+            raise_failure(io.saves, trainer.strategy)
 
     def file_exists(self, filepath: Any, trainer: Any) -> bool:
         """Returns True, on all ranks, for a checkpoint that is there or is being saved."""
@@ -347,17 +325,3 @@ def _varves(trainer: Any) -> Any:
         return strategy
     io = strategy.checkpoint_io
     return io if isinstance(io, VarveCheckpointIO) else None
-
-
-def _raise_failure(trainer: Any) -> None:
-    """Raises, on all ranks, the failure of an earlier save that rank 0 knows of."""
-    io = _varves(trainer)
-    if io is None:
-        return
-    failure = io.saves.take_failure() if trainer.is_global_zero else None
-    text = trainer.strategy.broadcast(None if failure is None else str(failure))
-    if failure is not None:
-        raise failure
-    if text is not None:
-        io.saves.take_failure()  # The same one, where all ranks save.
-        raise UnavailableError(f"an earlier save has failed on rank 0: {text}", rank=0)
