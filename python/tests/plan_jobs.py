@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
 import varve.torch.dcp as dcp
+from varve.torch.dcp._ranks import Ranks
 
 
 def load_beside_a_dtensor(rank: int, size: int, path: str) -> list[float]:
@@ -40,6 +43,10 @@ def states_that_differ(rank: int) -> dict[str, dict[str, Any]]:
             "same": tensor,
         },
         "a list and a dict": {"m": [tensor] if first else {"0": tensor}, "same": tensor},
+        "one name at two depths": {
+            **({"a.b": tensor} if first else {"a": {"b": tensor}}),
+            "same": tensor,
+        },
         "keys of one text": {"m": {"1": tensor} if first else {1: tensor}, "same": tensor},
     }
 
@@ -70,3 +77,34 @@ def replicas_that_samples_do_not_tell_apart(rank: int, size: int, path: str) -> 
         torch_dcp.load(loaded, checkpoint_id=Path(path) / way)
         found.append(len(set(loaded["seen"].tolist()) - {0.0}))
     return found
+
+
+def replicas_that_differ_where_a_warning_is_an_error(rank: int, size: int, path: str) -> str:
+    """Saves them, and returns the error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            dcp.save({"w": torch.full((4,), float(rank))}, checkpoint_id=f"{path}/c")
+        except dcp.CheckpointError as error:
+            return str(error)
+    return ""
+
+
+def save_while_a_rank_ends_after_it(rank: int, size: int, path: str) -> tuple[bool, float]:
+    """Saves while the last rank gets Ctrl-C when the checkpoint stands; whether it returned, and seconds."""
+    combine = Ranks.combine
+
+    def interrupted(self: Any, step: str, *args: Any) -> Any:
+        if step == "read":
+            raise KeyboardInterrupt
+        return combine(self, step, *args)
+
+    if rank == size - 1:
+        Ranks.combine = interrupted  # type: ignore[method-assign]
+    began = time.monotonic()
+    try:
+        made = dcp.save({"w": torch.ones(4)}, checkpoint_id=f"{path}/c")
+        returned = made.storage_meta is not None
+    except KeyboardInterrupt:
+        returned = False
+    return returned, time.monotonic() - began

@@ -20,8 +20,10 @@ import torch
 import torch.distributed.checkpoint as torch_dcp
 from plan_jobs import (
     load_beside_a_dtensor,
+    replicas_that_differ_where_a_warning_is_an_error,
     replicas_that_samples_do_not_tell_apart,
     save_states_that_differ,
+    save_while_a_rank_ends_after_it,
 )
 from ranks import run_ranks
 from same import same
@@ -307,6 +309,30 @@ def test_a_planner_with_a_method_of_its_own_is_asked(tmp_path: Path) -> None:
 def test_keys_that_the_engine_does_not_store_go_to_torchs_planner(key: Any, tmp_path: Path) -> None:
     dcp.save({"m": {key: torch.ones(1)}}, checkpoint_id=tmp_path / "c", no_dist=True)
     assert list(index(tmp_path / "c").state_dict_metadata) == [f"m.{key}"]
+
+
+def test_the_engine_takes_the_state_of_an_optimizer_with_two_groups(tmp_path: Path) -> None:
+    """Torch gives all groups one tuple of betas."""
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    groups = [{"params": layer.parameters(), "weight_decay": 0.1} for layer in layers]
+    adam = torch.optim.AdamW(groups)
+    layers(torch.ones(1, 2)).sum().backward()
+    adam.step()
+    group = Group(None, no_dist=True)
+    job = job_of(tmp_path / "none", None, None, group, use_collectives=True)
+    job.begin({"model": layers.state_dict(), "optim": adam.state_dict()})
+    assert engine_takes(job)
+
+
+def test_a_warning_that_is_an_error_fails_the_save_on_all_ranks(tmp_path: Path) -> None:
+    found = run_ranks(2, replicas_that_differ_where_a_warning_is_an_error, str(tmp_path))
+    assert all("ReplicasDifferWarning" in text for text in found)
+
+
+def test_ranks_return_though_one_ends_when_the_checkpoint_stands(tmp_path: Path) -> None:
+    found = run_ranks(3, save_while_a_rank_ends_after_it, str(tmp_path))
+    assert [returned for returned, _ in found] == [True, True, False]
+    assert all(seconds < 60 for _, seconds in found), "no rank waits for its time limit"
 
 
 def test_what_stands_twice_comes_back_once(tmp_path: Path) -> None:

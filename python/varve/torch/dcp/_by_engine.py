@@ -18,13 +18,13 @@ from torch.distributed.checkpoint.metadata import Metadata
 from varve import _core, _engine
 from varve._core import background, storage
 from varve._engine import collector_at_rest
-from varve.errors import Error, InvalidArgumentError, UnsupportedError
+from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.torch._background import Save, with_shared
 from varve.torch._coordinator import collective, name_of
 from varve.torch._handle import SaveHandle
 from varve.torch._stager import Stager, close_made, stager_of
 from varve.torch._tensors import TorchArrays
-from varve.torch.dcp._errors import from_engine
+from varve.torch.dcp._errors import checkpoint_error, from_engine
 from varve.torch.dcp._events import Step, log_step
 from varve.torch.dcp._job import AsyncSave, Job
 from varve.torch.dcp._metadata import metadata_of_index
@@ -51,32 +51,51 @@ def engine_takes(job: Job) -> bool:
 def save_now(job: Job) -> Metadata:
     """Saves a state that the engine takes; durable when this returns. Collective.
 
-    Rank 0 reads the Metadata for all: another node may not see the new directory yet.
+    Rank 0 reads the index for all: another node may not see the new directory yet. Where a rank ends meanwhile, the
+    checkpoint stands, and each of the others reads for itself.
     """
     state, path, group = job.state, job.path, job.group
     assert state is not None
     options = _core.SaveOptions(format="dcp", overwrite=job.writer.overwrite, timeout=TIMEOUT)
+    saved: list[Any] = []
+    index = b""
     failure: BaseException | None = None
+
+    def read() -> bytes:
+        if group.rank != 0:
+            return b""
+        _warn(saved[0])
+        return _index(path)
+
     try:
         with group.entered(job.what) as channel:
             content = _engine.Content(state)
-            _engine.save(content, path, TorchArrays(), channel, options, warn=_warn)
-
-            def read() -> bytes:
-                return _index(path) if group.rank == 0 else b""
-
+            saved.append(
+                _engine.save(content, path, TorchArrays(), channel, options, warn=lambda *_: None)
+            )
             try:
-                index = Ranks(channel).combine("read", read, lambda read: read[:1] * group.size)
-            except (Error, CheckpointException):  # A rank has ended; the checkpoint stands.
-                index = _index(path)
-            with collector_at_rest():
-                made = metadata_of_index(index, path)
-            assert made.storage_meta is not None
-            job.writer.save_id = made.storage_meta.save_id
-            return made
+                index = Ranks(channel).combine("read", read, lambda parts: parts[:1] * group.size)
+            except CheckpointException as error:  # All ranks have it: this one leaves in order.
+                failure = checkpoint_error(job.what, error, group.rank)
+        if failure is None:
+            return _returned(job, index)
     except Exception as error:
-        failure = from_engine(job.what, "write", error, 0, group.rank)
-    raise failure from failure.__cause__
+        if not saved:
+            failure = from_engine(job.what, "write", error, 0, group.rank)
+    if failure is not None:
+        raise failure from failure.__cause__
+    try:
+        return _returned(job, _index(path))
+    except Exception as error:
+        raise from_engine(job.what, "read", error, group.rank, group.rank) from error
+
+
+def _returned(job: Job, index: bytes) -> Metadata:
+    with collector_at_rest():
+        made = metadata_of_index(index, job.path)
+    assert made.storage_meta is not None
+    job.writer.save_id = made.storage_meta.save_id
+    return made
 
 
 def stager_takes(job: Job, executor: str, stager: Any) -> bool:
@@ -183,7 +202,7 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
     step = Step(
         "save", checkpoint_id=job.checkpoint_id, storage_writer=job.writer, planner=job.planner
     )
-    _warn(path, handle._differing, None)
+    _warn(handle._differing)
     out = AsyncSave()
     out.staging_completion = handle.staging_completion
 
@@ -209,7 +228,7 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
     return out
 
 
-def _warn(_: str, report: Any, options: Any) -> None:
+def _warn(report: Any) -> None:
     """Warns of tensors alone: torch's users have values of each rank's own under one name."""
     _engine.warn_of_differences(report.differing_tensors, _LOWEST_IS_SAVED)
 

@@ -110,9 +110,12 @@ def described(job: Job) -> Description:
     torchs, _ = flatten_state_dict(state)
     values = {fqn: value for fqn, value in torchs.items() if not isinstance(value, torch.Tensor)}
     values = {fqn: value for fqn, value in values.items() if not is_shard(value)}
-    seen: set[int] = set()
+    count = 0
     for fqn, value in values.items():
-        if not _is_exact(value, seen):
+        seen: set[int] = set()
+        exact = _is_exact(value, seen)
+        count += len(seen)
+        if not exact or count > _MOST_VALUES:
             raise UnsupportedError(f'the state has values that need a pickle: "{fqn}"')
     flat = _tree.Flattener(0, TorchArrays().is_tensor, TorchArrays().origin)
     try:
@@ -146,7 +149,7 @@ def _description(structure: Any, tensors: Mapping[str, Any]) -> Description:
             items = node.items() if isinstance(node, Mapping) else enumerate(node)
             for key, item in items:
                 below = f"{name}.{key}"
-                found[f"key {below}"] = type(key).__name__
+                found[f"key {below}"] = type(key).__name__, str(key)
                 add(item, below)
             return
         tensor = tensors.get(name[1:])
@@ -171,7 +174,7 @@ _EXACT = {
 _SEQUENCES = {tuple, list, set, frozenset}
 _MAPPINGS = {dict, collections.OrderedDict, collections.Counter, collections.defaultdict}
 
-#: Values that a state may have in all, and bytes of one: a pickle is faster for more.
+#: Containers that a state's values may be, items of one, and bytes of one: a pickle is faster for more.
 _MOST_VALUES = 100_000
 _MOST_BYTES = 16 << 20
 
@@ -179,7 +182,7 @@ _MOST_BYTES = 16 << 20
 def _is_exact(value: Any, seen: set[int]) -> bool:
     """Returns True for a value that a load gives back with the types that it has.
 
-    `seen` has the ids of containers and arrays so far: of one that stands twice, two would come back.
+    `seen` has the ids of the value's containers and arrays so far: of one that stands twice, two would come back.
     """
     kind = type(value)
     if kind in _EXACT:
