@@ -103,12 +103,13 @@ std::shared_ptr<Stager> MakeStager(const StagerOptions& options, nb::object back
 }
 
 /// Begins a save where a signal can stop it, and takes the content of `state`. `not_ready`: None, or
-/// why this rank cannot take part.
+/// why this rank cannot take part. `on_begun` gets the handle: a signal after the last look for one
+/// is raised when this has returned, and the caller does not get what it returns.
 std::shared_ptr<AsyncSaveHandle> BeginSave(const std::shared_ptr<Stager>& stager, State& state,
                                            const FsPath& path, AsyncSaveOptions options,
                                            bool deferred, const nb::object& coordinator,
-                                           nb::object on_staged, nb::object on_end,
-                                           const nb::object& not_ready) {
+                                           const nb::object& on_begun, nb::object on_staged,
+                                           nb::object on_end, const nb::object& not_ready) {
   Status ready;
   if (!not_ready.is_none()) {
     ready = ToStatus(not_ready, nb::cast<std::string>(nb::str(not_ready)));
@@ -128,6 +129,7 @@ std::shared_ptr<AsyncSaveHandle> BeginSave(const std::shared_ptr<Stager>& stager
                                             *stager, *ranks, AnyStorage(), std::move(ready))));
         },
         coordinator, [&] { stop.request_stop(); }, nullptr, "");
+    on_begun(handle);
   } catch (const nb::python_error&) {
     if (handle) {  // It has begun, and the caller gets no handle by which to cancel it.
       handle->Cancel();
@@ -209,7 +211,8 @@ void BindAsync(nb::module_& parent) {
       .Field("deadline", &StagedSaveOptions::deadline);
   module.def("begin_save", &BeginSave, nb::arg("stager"), nb::arg("state"), nb::arg("path"),
              nb::arg("options"), nb::arg("deferred"), nb::arg("coordinator").none(),
-             nb::arg("on_staged"), nb::arg("on_end"), nb::arg("not_ready").none());
+             nb::arg("on_begun"), nb::arg("on_staged"), nb::arg("on_end"),
+             nb::arg("not_ready").none());
 }
 
 }  // namespace varve::python

@@ -62,13 +62,14 @@ def test_ctrl_c_in_a_short_call_leaves_no_checkpoint(tmp_path: Path) -> None:
                 path = tmp_path / f"c{i}"
                 try:
                     signal.setitimer(signal.ITIMER_REAL, 0.002 + 0.001 * (i % 6))
-                    handle = async_save(state, path, stager=stager, max_write_bandwidth=400 << 20)
+                    handle = async_save(state, path, stager=stager, max_write_bandwidth=20 << 20)
                     signal.setitimer(signal.ITIMER_REAL, 0)
                     handle.cancel()
                 except KeyboardInterrupt as raised:
                     stager.drain()
                     call = raised.__traceback__.tb_next if raised.__traceback__ else None
-                    if call is not None and call.tb_frame.f_code is async_save.__code__:
+                    # Between its last step and the caller's line nothing can be cancelled.
+                    if call is not None and call.tb_next is not None:
                         interrupted += 1
                         assert not path.exists()
     finally:

@@ -59,13 +59,14 @@ def begin_save(
     options: AsyncSaveOptions,
     deferred: bool,
     coordinator: Coordinator | None,
+    on_begun: Callable[[AsyncSaveHandle], None],
     on_staged: Callable[[BaseException | None], None],
     on_end: Callable[[AsyncSaveReport | DeferredReport | None, BaseException | None], None],
     not_ready: Exception | None,
 ) -> AsyncSaveHandle:
     """Begins a save and takes the content of `state`. `not_ready` is why this rank cannot take part.
 
-    A deferred one ends, with a DeferredReport, when the agent holds this rank's copy or never will.
+    `on_begun` gets the handle before the call returns: Ctrl-C at its end is raised in place of what it returns. A deferred one ends, with a DeferredReport, when the agent holds this rank's copy or never will.
     """
 
 def copy_pairs(to_host: bool, copies: list[CopyPair]) -> None:

@@ -75,31 +75,32 @@ def begin(
     own_id = _run.save_id(path, process_group, save_id, coordinate)
     guards = guards_of(optimizers) if staging == "overlapped" else []
 
+    handle = kind()
+
     def start(stager: Stager) -> AnyHandle:
-        handle = kind()
-        with _cancelled_by_errors(handle):
-            with _run.ranks(path, process_group, timeout, coordinate) as coordinator:
-                options = made_options(own_id)
-                upload = copy_of(path, upload_to, options.save)
-                save = Save(handle, content, where, options, on_failure, upload)
-                save.start(stager, coordinator)
-            handle._guard(guards)
-            handle._warning = _engine.warn_of_values(where, handle._differing, options.save)
+        with _run.ranks(path, process_group, timeout, coordinate) as coordinator:
+            options = made_options(own_id)
+            upload = copy_of(path, upload_to, options.save)
+            save = Save(handle, content, where, options, on_failure, upload)
+            save.start(stager, coordinator)
+        handle._guard(guards)
+        handle._warning = _engine.warn_of_values(where, handle._differing, options.save)
         return handle
 
-    if stager is not None:
-        handle = start(stager)
-    else:
-        handle = with_shared(process_group, executor or "thread", timeout, start)
-    if handle._raised_by_call:
-        handle.result()
-    if on_end is not None:
-        handle.add_done_callback(cast("Callable[[Future[Any]], object]", on_end))
+    with cancelled_by_errors(handle):
+        if stager is not None:
+            start(stager)
+        else:
+            with_shared(process_group, executor or "thread", timeout, start)
+        if handle._raised_by_call:
+            handle.result()
+        if on_end is not None:
+            handle.add_done_callback(cast("Callable[[Future[Any]], object]", on_end))
     return handle
 
 
 @contextlib.contextmanager
-def _cancelled_by_errors(save: Any) -> Iterator[None]:
+def cancelled_by_errors(save: Any) -> Iterator[None]:
     """Cancels a save that has begun where the block raises: its caller gets no handle. As a rule it is Ctrl-C."""
     try:
         yield
@@ -182,8 +183,14 @@ class Save(Generic[AnyHandle]):
                 return
             handle._end(report, error)
 
+        def begun(engine: background.AsyncSaveHandle) -> None:
+            if not handle._saved:
+                handle._engine = engine
+            if handle._ended:
+                handle._engine = None
+
         handle._keep = parts
-        with meeting.ends():
+        with cancelled_by_errors(handle), meeting.ends():
             engine = background.begin_save(
                 stager_engine,
                 parts.engine,
@@ -191,18 +198,14 @@ class Save(Generic[AnyHandle]):
                 self.options,
                 handle._deferred,
                 coordinator,
+                begun,
                 handle._end_staging,
                 end,
                 refusal,
             )
-            with _cancelled_by_errors(engine):
-                if self.upload is not None and engine.agreed:
-                    timeout = self.options.save.timeout
-                    meeting.connect(lambda: background_in(coordinator, timeout))
-                if not handle._saved:
-                    handle._engine = engine
-                if handle._ended:
-                    handle._engine = None
+            if self.upload is not None and engine.agreed:
+                timeout = self.options.save.timeout
+                meeting.connect(lambda: background_in(coordinator, timeout))
         copied = handle.staging_completion
         if self.on_failure == "raise" and handle.done() and copied.done() and copied.exception():
             handle._raised_by_call = True

@@ -19,7 +19,7 @@ from varve import _core, _engine
 from varve._core import background, storage
 from varve._engine import collector_at_rest
 from varve.errors import InvalidArgumentError, UnsupportedError
-from varve.torch._background import Save, with_shared
+from varve.torch._background import Save, cancelled_by_errors, with_shared
 from varve.torch._coordinator import collective, name_of
 from varve.torch._handle import SaveHandle
 from varve.torch._stager import Stager, close_made, stager_of
@@ -190,14 +190,17 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
     state = job.state
     assert state is not None
 
+    handle = SaveHandle()
+
     def begin(stager: Stager) -> SaveHandle:
         with collective(stager.process_group, TIMEOUT, name_of("save", path)) as coordinator:
             save = _core.SaveOptions(format="dcp", overwrite=job.writer.overwrite, timeout=TIMEOUT)
             options = background.AsyncSaveOptions(save=save)
             content = _engine.Content(state)
-            return Save(SaveHandle(), content, path, options).start(stager, coordinator)
+            return Save(handle, content, path, options).start(stager, coordinator)
 
-    handle = log_step("stage_state_dict", lambda: start(begin))
+    with cancelled_by_errors(handle):
+        log_step("stage_state_dict", lambda: start(begin))
     log_step("maybe_synchronize_staging", lambda: None)
     step = Step(
         "save", checkpoint_id=job.checkpoint_id, storage_writer=job.writer, planner=job.planner
