@@ -75,27 +75,26 @@ def begin(
     own_id = _run.save_id(path, process_group, save_id, coordinate)
     guards = guards_of(optimizers) if staging == "overlapped" else []
 
-    handle = kind()
-
     def start(stager: Stager) -> AnyHandle:
-        with _run.ranks(path, process_group, timeout, coordinate) as coordinator:
-            options = made_options(own_id)
-            upload = copy_of(path, upload_to, options.save)
-            save = Save(handle, content, where, options, on_failure, upload)
-            save.start(stager, coordinator)
-        handle._guard(guards)
-        handle._warning = _engine.warn_of_values(where, handle._differing, options.save)
+        handle = kind()
+        with cancelled_by_errors(handle):
+            with _run.ranks(path, process_group, timeout, coordinate) as coordinator:
+                options = made_options(own_id)
+                upload = copy_of(path, upload_to, options.save)
+                save = Save(handle, content, where, options, on_failure, upload)
+                save.start(stager, coordinator)
+            handle._guard(guards)
+            handle._warning = _engine.warn_of_values(where, handle._differing, options.save)
         return handle
 
-    with cancelled_by_errors(handle):
-        if stager is not None:
-            start(stager)
-        else:
-            with_shared(process_group, executor or "thread", timeout, start)
-        if handle._raised_by_call:
-            handle.result()
-        if on_end is not None:
-            handle.add_done_callback(cast("Callable[[Future[Any]], object]", on_end))
+    if stager is not None:
+        handle = start(stager)
+    else:
+        handle = with_shared(process_group, executor or "thread", timeout, start)
+    if handle._raised_by_call:
+        handle.result()
+    if on_end is not None:
+        handle.add_done_callback(cast("Callable[[Future[Any]], object]", on_end))
     return handle
 
 

@@ -190,17 +190,16 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
     state = job.state
     assert state is not None
 
-    handle = SaveHandle()
-
     def begin(stager: Stager) -> SaveHandle:
-        with collective(stager.process_group, TIMEOUT, name_of("save", path)) as coordinator:
+        handle = SaveHandle()
+        calls = collective(stager.process_group, TIMEOUT, name_of("save", path))
+        with cancelled_by_errors(handle), calls as coordinator:
             save = _core.SaveOptions(format="dcp", overwrite=job.writer.overwrite, timeout=TIMEOUT)
             options = background.AsyncSaveOptions(save=save)
             content = _engine.Content(state)
             return Save(handle, content, path, options).start(stager, coordinator)
 
-    with cancelled_by_errors(handle):
-        log_step("stage_state_dict", lambda: start(begin))
+    handle = log_step("stage_state_dict", lambda: start(begin))
     log_step("maybe_synchronize_staging", lambda: None)
     step = Step(
         "save", checkpoint_id=job.checkpoint_id, storage_writer=job.writer, planner=job.planner
