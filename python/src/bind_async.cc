@@ -50,7 +50,9 @@ void CallOnce(nb::object* function, const char* what, Arguments&&... arguments) 
 std::function<void(const Status&)> OnStaged(nb::object function, const std::string& path) {
   return [tell = Shared(std::move(function)), path](const Status& status) {
     const GilHeld gil;
-    CallOnce(tell.get(), "on_staged", ErrorOrNone(status.With({.path = path})));
+    UntilTheInterpreterEnds([&] {  // An error is made by code of Python, too.
+      CallOnce(tell.get(), "on_staged", ErrorOrNone(status.With({.path = path})));
+    });
   };
 }
 
@@ -59,10 +61,12 @@ std::function<void(const Result<AsyncSaveReport>&)> OnEnd(nb::object function, b
                                                           const std::string& path) {
   return [tell = Shared(std::move(function)), deferred, path](const auto& report) {
     const GilHeld gil;
-    const nb::object ended = !report.ok() ? nb::none()
-                             : deferred   ? nb::cast(DeferredFrom(*report))
-                                          : nb::cast(*report);
-    CallOnce(tell.get(), "on_end", ended, ErrorOrNone(report.status().With({.path = path})));
+    UntilTheInterpreterEnds([&] {
+      const nb::object ended = !report.ok() ? nb::none()
+                               : deferred   ? nb::cast(DeferredFrom(*report))
+                                            : nb::cast(*report);
+      CallOnce(tell.get(), "on_end", ended, ErrorOrNone(report.status().With({.path = path})));
+    });
   };
 }
 
