@@ -99,7 +99,11 @@ void WaitOffMain(std::function<void()> work) {
   try {
     std::thread([ended, work]() mutable {
       work();
-      work = nullptr;  // Its objects are destroyed before the caller goes on.
+      {  // Its objects are destroyed before the caller goes on. What came from Python asks for the
+        // GIL then, where an ending interpreter may not unwind it.
+        const GilHeld gil;
+        work = nullptr;
+      }
       ended->Set();
     }).detach();
   } catch (const std::system_error&) {
