@@ -225,11 +225,12 @@ def save(
     coordinator: Coordinator | None,
     options: _core.SaveOptions,
     copy: Callable[[], Any] = lambda: None,
-    warn: Callable[[str, Any, _core.SaveOptions], Any] | None = None,
+    warns: bool = True,
 ) -> _core.SaveReport:
     """Flattens a state and saves it.
 
-    `copy` returns the upload to make of it (varve._upload), or None. `warn` takes the place of `warn_of_values`.
+    `copy` returns the upload to make of it (varve._upload), or None. Without `warns` the caller warns that ranks hold
+    different values; the report has their names.
     """
     rank = 0 if coordinator is None else coordinator.rank
     promise = None
@@ -250,7 +251,8 @@ def save(
         raise
     if upload is not None:
         upload.make_after_save(coordinator)
-    (warn or warn_of_values)(where, report, options)
+    if warns:
+        warn_of_values(where, report, options)
     log_conflicts(where, report.conflicts)
     return report
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from varve import _core, _engine
 from varve._core import background, storage
 from varve._engine import collector_at_rest
-from varve.errors import InvalidArgumentError, UnsupportedError
+from varve.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from varve.torch._background import Save, cancelled_by_errors, with_shared
 from varve.torch._coordinator import collective, name_of
 from varve.torch._handle import SaveHandle
@@ -57,42 +57,36 @@ def save_now(job: Job) -> Metadata:
     state, path, group = job.state, job.path, job.group
     assert state is not None
     options = _core.SaveOptions(format="dcp", overwrite=job.writer.overwrite, timeout=TIMEOUT)
-    saved: list[Any] = []
-    index = b""
+    saved = False
+    index: bytes | None = None
     failure: BaseException | None = None
-
-    def read() -> bytes:
-        if group.rank != 0:
-            return b""
-        _warn(saved[0])
-        return _index(path)
-
     try:
         with group.entered(job.what) as channel:
             content = _engine.Content(state)
-            saved.append(
-                _engine.save(content, path, TorchArrays(), channel, options, warn=lambda *_: None)
-            )
+            report = _engine.save(content, path, TorchArrays(), channel, options, warns=False)
+            saved = True
+
+            def read() -> bytes:
+                if group.rank != 0:
+                    return b""
+                _warn(report)
+                return _index(path)
+
             try:
                 index = Ranks(channel).combine("read", read, lambda parts: parts[:1] * group.size)
             except CheckpointException as error:  # All ranks have it: this one leaves in order.
                 failure = checkpoint_error(job.what, error, group.rank)
-        if failure is None:
-            return _returned(job, index)
     except Exception as error:
-        if not saved:
-            failure = from_engine(job.what, "write", error, 0, group.rank)
+        if not saved or not isinstance(error, UnavailableError):
+            step = "read" if saved else "write"
+            failure = from_engine(job.what, step, error, 0, group.rank)
     if failure is not None:
         raise failure from failure.__cause__
     try:
-        return _returned(job, _index(path))
+        with collector_at_rest():
+            made = metadata_of_index(_index(path) if index is None else index, path)
     except Exception as error:
         raise from_engine(job.what, "read", error, group.rank, group.rank) from error
-
-
-def _returned(job: Job, index: bytes) -> Metadata:
-    with collector_at_rest():
-        made = metadata_of_index(index, job.path)
     assert made.storage_meta is not None
     job.writer.save_id = made.storage_meta.save_id
     return made
