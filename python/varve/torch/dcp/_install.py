@@ -32,7 +32,7 @@ from torch.distributed.checkpoint import filesystem, state_dict_loader, state_di
 from varve.torch.dcp._async import async_save
 from varve.torch.dcp._functions import load, load_state_dict, save, save_state_dict
 from varve.torch.dcp._names import is_ours
-from varve.torch.dcp._plain_plan import has_methods_of_its_own
+from varve.torch.dcp._protocol import has_methods_of_its_own
 from varve.torch.dcp._reader import FileSystemReader
 from varve.torch.dcp._writer import FileSystemWriter
 

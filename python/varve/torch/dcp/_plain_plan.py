@@ -38,11 +38,6 @@ _Take = Callable[[Iterator[_Entry], str | None, bool], _Entry | None]
 _TakeLeaf = Callable[[str, _Path, Any], None]
 
 
-def has_methods_of_its_own(storage: Any) -> bool:
-    """Returns True for a writer or reader that a caller has given methods in place of its class's."""
-    return any(callable(getattr(type(storage), name, None)) for name in vars(storage))
-
-
 class _NotPlain(Exception):
     """The state holds what torch's planner has to plan."""
 

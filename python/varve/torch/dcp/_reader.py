@@ -22,7 +22,8 @@ from varve._warn import warn
 from varve.errors import ReplicasDifferWarning, UnsupportedError
 from varve.torch.dcp._metadata import metadata_of
 from varve.torch.dcp._names import Names, is_object, is_ours, name_of
-from varve.torch.dcp._plain_plan import PlainLoadPlanner, has_methods_of_its_own
+from varve.torch.dcp._plain_plan import PlainLoadPlanner
+from varve.torch.dcp._protocol import has_methods_of_its_own
 from varve.torch.dcp._read import PlanReader
 
 

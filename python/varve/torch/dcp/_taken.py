@@ -33,7 +33,7 @@ from varve.torch._shards import NUMBERS, ShardedTensor, is_shard
 from varve.torch._tensors import TorchArrays
 from varve.torch.dcp._compat import flatten_state_dict
 from varve.torch.dcp._job import Job
-from varve.torch.dcp._plain_plan import has_methods_of_its_own
+from varve.torch.dcp._protocol import has_methods_of_its_own
 from varve.torch.dcp._publish import is_replaceable
 from varve.torch.dcp._ranks import Group, together
 from varve.torch.dcp._writer import FileSystemWriter

@@ -21,7 +21,7 @@ from varve.errors import InvalidArgumentError, UnavailableError
 from varve.torch._coordinator import name_of as varve_name_of
 from varve.torch.dcp._index import complete
 from varve.torch.dcp._names import Names, is_object, is_ours, name_of
-from varve.torch.dcp._plain_plan import has_methods_of_its_own
+from varve.torch.dcp._protocol import has_methods_of_its_own
 from varve.torch.dcp._publish import Publication, begin
 from varve.torch.dcp._replicas import (
     Sent,
