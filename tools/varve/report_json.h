@@ -1,4 +1,4 @@
-/// What `varve report` knows of a run, as JSON: the output of --json, and all that its page shows.
+/// Turns what `varve report` has gathered of a run into JSON, for --json and for the page.
 #pragma once
 
 #include "json.h"

@@ -373,7 +373,7 @@ def calls_of(run: Callable[[], Any]) -> int:
 def test_a_plain_tensor_costs_few_calls_of_python(tmp_path: Path) -> None:
     """Torch's planner and the items of a plan are 60 calls a tensor in a save, and 50 in a load.
 
-    Of the save's most are torch's `flatten_state_dict`, whose names are compared with the engine's.
+    A save calls torch's `flatten_state_dict`, whose names it compares with the engine's.
     """
     counts = {}
     for number in (100, 1100):

@@ -148,7 +148,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Job:
-    """What the parts of a manager that work after saves know of its job."""
+    """The facts of a manager's job, for the parts of the manager that work after saves."""
 
     run: str
     settings: Settings

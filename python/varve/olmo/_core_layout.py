@@ -77,7 +77,7 @@ class Described:
         return sum(end - begin for begin, end in self.runs)
 
 
-#: What is known of pieces, by folder and by the name in its files.
+#: Descriptions of pieces, by folder and by the name in its files.
 _Parts = dict[str, dict[str, Described]]
 
 

@@ -29,7 +29,7 @@ class RelayState {
 
   /// Returns the frames to send now, in order, with the keys of their connections.
   std::vector<std::pair<int, Frame>> TakeFrames(TimePoint now);
-  /// Returns the time at which the frames that are kept back leave.
+  /// Returns the time at which TakeFrames gives the frames that the relay keeps back.
   [[nodiscard]] TimePoint due() const { return due_; }
   /// Returns the bytes of these frames.
   [[nodiscard]] std::size_t held() const { return up_.bytes(); }

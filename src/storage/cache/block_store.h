@@ -12,8 +12,8 @@
 ///     holds the checksums of the block and of itself, which every read compares.
 ///  4. A bit flips on the disk. As 3: the block is removed, an event says so, and it is fetched
 ///     again. A byte that came wrong from the server is kept wrong: these checksums are of what
-///     came. Who compares the checkpoint's own checksums says so by ReadableFile::Forget, and reads
-///     again.
+///     came. A reader that compares the checkpoint's own checksums calls ReadableFile::Forget, and
+///     reads again.
 ///  5. Several processes want one block. The first takes the flock of the block's group, looks
 ///     again, fetches and writes; the others wait for the lock and find the blocks. A lock ends
 ///     with its process. A process that has waited for `time_limit` fetches too: two writers of one

@@ -38,7 +38,7 @@ from varve.torch.dcp._publish import is_replaceable
 from varve.torch.dcp._ranks import Group, together
 from varve.torch.dcp._writer import FileSystemWriter
 
-#: What a rank's part of a state is made of, by names.
+#: The kinds of the entries, containers and keys of a rank's state, by name.
 Description = dict[str, Any]
 
 
@@ -94,7 +94,7 @@ def _contradictions(descriptions: list[Description | None]) -> list[str | None]:
 
 
 def described(job: Job) -> Description:
-    """Returns what the state is made of.
+    """Returns the description of this rank's state.
 
     Raises UnsupportedError where the engine would make another save than torch's planner and the writer.
     """
@@ -144,7 +144,7 @@ def _description(structure: Any, tensors: Mapping[str, Any]) -> Description:
 
     def add(node: Any, name: str) -> None:
         if isinstance(node, (Mapping, list)):
-            # An index tells no other kind of dict apart, and the engine does.
+            # The engine refuses two kinds of dict under one name.
             found[name] = type(node).__name__
             items = node.items() if isinstance(node, Mapping) else enumerate(node)
             for key, item in items:
