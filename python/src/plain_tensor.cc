@@ -89,6 +89,9 @@ struct HeldPlace {
 };
 
 void SetDTensors(const nb::object& type, const nb::object& place_of) {
+  if (g_dtensors.type == type.ptr()) {
+    return;
+  }
   g_dtensors.type = nb::object(type).release().ptr();
   g_dtensors.place_of = nb::object(place_of).release().ptr();
   g_dtensors.is_view = nb::object(type.attr("_is_view")).release().ptr();

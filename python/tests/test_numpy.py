@@ -40,6 +40,35 @@ def test_everything_works_without_torch_being_imported(tmp_path: Path) -> None:
     )
 
 
+DTENSORS_LATE = """
+import sys
+import torch
+import varve.torch
+
+path = sys.argv[1]
+varve.torch.save({"w": torch.arange(3.0)}, path)
+assert varve.torch.read(path)["w"].tolist() == [0, 1, 2]
+assert "torch.distributed.tensor" not in sys.modules
+
+torch.distributed.init_process_group("gloo", init_method=f"file://{path}-store", rank=0, world_size=1)
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
+
+mesh = init_device_mesh("cpu", (1,))
+state = {"d": distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])}
+varve.torch.save(state, path, overwrite=True)
+target = {"d": distribute_tensor(torch.zeros(4), mesh, [Shard(0)])}
+varve.torch.load(target, path)
+assert isinstance(target["d"], DTensor) and target["d"].full_tensor().tolist() == [0, 1, 2, 3]
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_dtensors_are_imported_by_who_makes_them_and_taken_from_then_on(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-c", DTENSORS_LATE, str(tmp_path / "c")], check=True, timeout=600
+    )
+
+
 def test_torch_types_in_a_checkpoint_do_not_hinder_a_reader_without_torch(tmp_path: Path) -> None:
     import varve.torch
 

@@ -23,7 +23,7 @@ class Place:
     ) -> None: ...
 
 def set_dtensors(dtensor: type, place_of: Callable[[Any, Any, Any], Place | None]) -> None:
-    """Lets `add_plain_items` and `match_plain_items` take DTensors.
+    """Lets `add_plain_items` and `match_plain_items` take DTensors. Does nothing when called again.
 
     `place_of(mesh, placements, shape)` returns the one box that this rank holds, None for others.
     """

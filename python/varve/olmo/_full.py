@@ -19,7 +19,7 @@ from varve.olmo._files import PathOrStr
 from varve.olmo._pieces import HeldModel, Piece, PieceArrays
 from varve.olmo._remote import readable
 from varve.olmo._steps import TIMEOUT, Steps
-from varve.torch._tensors import DTensor  # type: ignore[attr-defined]
+from varve.torch._shards import is_dtensor
 
 
 class FullCheckpointer(Checkpointer):
@@ -100,9 +100,7 @@ def _on_devices(held: HeldModel) -> bool:
 
 
 def _is_whole(tensor: Any) -> bool:
-    return not isinstance(tensor, Piece) and not (
-        DTensor is not None and isinstance(tensor, DTensor)
-    )
+    return not isinstance(tensor, Piece) and not is_dtensor(tensor)
 
 
 def _unshard(sharded: Path, directory: Directory) -> None:

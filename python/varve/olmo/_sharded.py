@@ -30,7 +30,7 @@ from varve.olmo._pickle import on_cpu
 from varve.olmo._pieces import HeldModel, Piece, unwrapped
 from varve.olmo._steps import Steps
 from varve.torch._devices import on_host
-from varve.torch._shards import DTensor, shards_of
+from varve.torch._shards import is_dtensor, shards_of
 
 MODEL_AND_OPTIM_FOLDER = "model_and_optim"
 
@@ -140,9 +140,8 @@ def _as_cpu(value: Any) -> Any:
     """Returns a state that a file will have on the CPU."""
     if type(value) in (torch.Tensor, torch.nn.Parameter):
         return on_cpu(value)
-    if DTensor is not None and isinstance(value, DTensor):
-        kind: Any = DTensor
-        return kind(on_host(value._local_tensor), value._spec, requires_grad=False)
+    if is_dtensor(value):
+        return type(value)(on_host(value._local_tensor), value._spec, requires_grad=False)
     if isinstance(value, torch.Tensor):
         return value.cpu()
     if isinstance(value, dict):

@@ -23,7 +23,7 @@ from varve._values import Wrapped
 from varve.errors import CorruptCheckpointError, Error, UnsupportedError
 from varve.torch import _following, _wrapped
 from varve.torch._devices import fill, on_host
-from varve.torch._shards import DTensor, Part, Share, stretches_of
+from varve.torch._shards import Part, Share, is_dtensor, stretches_of
 
 _ZIP = b"PK\x03\x04"
 _GETATTR = "builtins.getattr"
@@ -171,7 +171,7 @@ def _box(fqn: str, tensor: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
     """Returns the local tensor of this rank, and the offsets and sizes of its part of the whole."""
     if isinstance(tensor, Share):
         dims, local = tensor.dims, tensor.local
-    elif DTensor is not None and isinstance(tensor, DTensor):
+    elif is_dtensor(tensor):
         dims, local = stretches_of(fqn, tensor), tensor._local_tensor
     else:
         return tensor, (0,) * tensor.dim(), tuple(tensor.shape)

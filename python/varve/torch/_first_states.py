@@ -19,7 +19,7 @@ from varve._objects import Entry, Source
 from varve._values import TensorLeaf, Wrapped
 from varve.errors import InvalidArgumentError
 from varve.torch import _wrapped
-from varve.torch._shards import NUMBERS, PLAIN, DTensor, is_shard
+from varve.torch._shards import NUMBERS, PLAIN, dtensor_around, is_dtensor, is_shard
 
 _PLAIN = "a plain tensor"
 
@@ -194,14 +194,7 @@ class FirstStates:
                 "read(), make it plain with dequantize(), and give it to load_state_dict"
             )
         made = self._optimizer._subclass_zeros(local, key == "exp_avg", block)
-        return DTensor.from_local(
-            made,
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        ).to(parameter.device)
+        return dtensor_around(made, parameter).to(parameter.device)
 
 
 def _tensors(stored: Any) -> Iterator[tuple[Any, Any]]:
@@ -213,7 +206,7 @@ def _tensors(stored: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _local(tensor: Any) -> Any:
-    return tensor._local_tensor if DTensor is not None and isinstance(tensor, DTensor) else tensor
+    return tensor._local_tensor if is_dtensor(tensor) else tensor
 
 
 def _kind(tensor: Any) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -13,11 +14,8 @@ from varve._engine import DTYPE_NUMBERS
 from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.torch import _layout
 
-try:
+if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor.placement_types import Partial, Shard, _StridedShard
-except ImportError:  # A torch built without distributed.
-    DTensor = None  # type: ignore[assignment,misc]
 try:
     from torch.distributed._shard.sharded_tensor import ShardedTensor  # type: ignore[attr-defined]
 except ImportError:
@@ -26,15 +24,17 @@ except ImportError:
 __all__ = [
     "NUMBERS",
     "PLAIN",
-    "DTensor",
     "Part",
     "ShardedTensor",
     "Share",
     "boxes_of",
     "check_storage",
     "cuda_device",
+    "dtensor_around",
+    "dtensor_class",
     "empty_beside",
     "inner_tensors",
+    "is_dtensor",
     "is_shard",
     "is_sharded_tensor",
     "is_torch",
@@ -93,9 +93,36 @@ class Share:
         self.local = local
 
 
+def dtensor_class() -> Any:
+    """Returns the class DTensor; None where nothing has imported it, so that there are no DTensors.
+
+    Importing it takes half as long as importing torch.
+    """
+    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+
+
+def is_dtensor(value: Any) -> TypeGuard[DTensor]:
+    """Returns True for a DTensor."""
+    kind = dtensor_class()
+    return kind is not None and isinstance(value, kind)
+
+
+def dtensor_around(local: Any, like: DTensor, shape: Any = None, stride: Any = None) -> DTensor:
+    """Returns a DTensor of a local tensor, laid out as another one; of its shape and strides if none are given."""
+    made: DTensor = dtensor_class().from_local(
+        local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape if shape is None else shape,
+        stride=like.stride() if stride is None else stride,
+    )
+    return made
+
+
 def local_bytes(tensor: Any) -> int:
     """Returns the bytes of the shards of a tensor that this rank holds."""
-    if DTensor is not None and isinstance(tensor, DTensor):
+    if is_dtensor(tensor):
         return int(tensor._local_tensor.nbytes)
     if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
         return sum(int(shard.tensor.nbytes) for shard in tensor.local_shards())
@@ -105,7 +132,7 @@ def local_bytes(tensor: Any) -> int:
 def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Returns the inner tensors of this rank's part of a wrapper, none for any other tensor."""
     local: Any = tensor
-    if DTensor is not None and isinstance(tensor, DTensor):
+    if is_dtensor(tensor):
         local = tensor._local_tensor
     if type(local) in PLAIN or not hasattr(type(local), "__tensor_flatten__") or local.is_nested:
         return []
@@ -128,13 +155,13 @@ def is_shard(tensor: Any) -> bool:
     if isinstance(tensor, Part):
         return True
     sharded = ShardedTensor is not None and isinstance(tensor, ShardedTensor)
-    distributed = DTensor is not None and isinstance(tensor, DTensor)
+    distributed = is_dtensor(tensor)
     return sharded or distributed or (isinstance(tensor, torch.Tensor) and _has_layout(tensor))
 
 
 def cuda_device(tensor: Any) -> int | None:
     """Returns the CUDA device that the shards this rank holds are on; None for others."""
-    if DTensor is not None and isinstance(tensor, DTensor):
+    if is_dtensor(tensor):
         tensor = tensor._local_tensor
     if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
         tensor = next((shard.tensor for shard in tensor.local_shards()), None)
@@ -151,10 +178,10 @@ def refuse_copy(fqn: str, tensor: Any) -> None:
     torch redistributes a DTensor before it takes a slice along the sharded dimension. The slice is then a
     view of memory that nothing else holds: what a load puts there is lost.
     """
-    if DTensor is None or not isinstance(tensor, DTensor) or not tensor._is_view():
+    if not is_dtensor(tensor) or not tensor._is_view():
         return
     base = tensor._base
-    if not isinstance(base, DTensor):
+    if not is_dtensor(base):
         return
     try:
         mine = tensor._local_tensor.untyped_storage()._cdata
@@ -177,7 +204,7 @@ def empty_beside(
 
     Raises InvalidArgumentError for one of another shape than a parameter that is divided.
     """
-    if DTensor is None or not isinstance(parameter, DTensor):
+    if not is_dtensor(parameter):
         return torch.empty(shape, dtype=dtype, device=parameter.device)
     mesh, placements, sizes = parameter.device_mesh, parameter.placements, tuple(shape)
     device = parameter._local_tensor.device
@@ -193,13 +220,8 @@ def empty_beside(
         local, stride = sizes, torch.empty(sizes, device="meta").stride()
     else:
         local, stride = tuple(parameter._local_tensor.shape), parameter.stride()
-    return DTensor.from_local(
-        torch.empty(local, dtype=dtype, device=device),
-        mesh,
-        placements,
-        run_check=False,
-        shape=torch.Size(sizes),
-        stride=stride,
+    return dtensor_around(
+        torch.empty(local, dtype=dtype, device=device), parameter, torch.Size(sizes), stride
     )
 
 
@@ -211,7 +233,7 @@ def shards_of(fqn: str, tensor: Any) -> tuple[Sequence[int], list[_Shard]]:
     """Returns the whole's shape and this rank's shards of it."""
     if isinstance(tensor, Part):
         return tensor.shape, tensor.shards
-    if DTensor is not None and isinstance(tensor, DTensor):
+    if is_dtensor(tensor):
         return tensor.shape, _dtensorshards(fqn, tensor)
     if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
         return tensor.metadata().size, [
@@ -244,6 +266,8 @@ def place_of(mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> stat
 def _stretches(
     fqn: str, mesh: Any, placements: Sequence[Any], shape: Sequence[int]
 ) -> list[_layout.Stretches]:
+    from torch.distributed.tensor.placement_types import Partial, Shard, _StridedShard
+
     coordinate = mesh.get_coordinate()
     dims: list[_layout.Stretches] = [[(0, size)] for size in shape]
     for mesh_dim, placement in enumerate(placements):

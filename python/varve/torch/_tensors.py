@@ -21,12 +21,14 @@ from varve.torch import _devices, _modules, _optimizers
 from varve.torch._grown import Shapes, made_shape
 from varve.torch._shards import (
     NUMBERS,
-    DTensor,
     Part,
     Share,
     check_storage,
+    dtensor_around,
+    dtensor_class,
     empty_beside,
     inner_tensors,
+    is_dtensor,
     is_shard,
     is_torch,
     overlaps,
@@ -50,8 +52,6 @@ if _exchange is not None:
         {code: DTYPE_NUMBERS[name] for code, name in _DLPACK.items()},
         frozenset(NUMBERS),
     )
-    if DTensor is not None:
-        states.set_dtensors(DTensor, place_of)
 
 
 class TorchArrays(NumpyArrays):
@@ -87,6 +87,8 @@ class TorchArrays(NumpyArrays):
         self._copies: dict[Any, torch.Tensor] = {}
         self._fresh: dict[int, torch.Tensor] = {}
         self.wrapping: _tree.Wrapping | None = Wrapping(self._fresh)
+        if (dtensor := dtensor_class()) is not None:
+            states.set_dtensors(dtensor, place_of)
 
     def is_tensor(self, value: Any) -> bool:
         """Tensors, ShardedTensors and arrays."""
@@ -179,7 +181,7 @@ class TorchArrays(NumpyArrays):
         """Returns True for the first tensor on a device that the engine can use; from then on they are plain."""
         if self._plain_devices or not self._from_devices:
             return False
-        if DTensor is not None and type(tensor) is DTensor:
+        if is_dtensor(tensor):
             tensor = tensor._local_tensor
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.is_cuda:
             return False
@@ -288,16 +290,10 @@ class TorchArrays(NumpyArrays):
         """Returns a tensor on the default device, or the CPU where that is meta; of a DTensor with its mesh and placements."""
         kind = tensor.dtype if dtype is None else _DTYPES[dtype]
         made: torch.Tensor
-        if DTensor is not None and isinstance(tensor, DTensor):
+        if is_dtensor(tensor):
             device = tensor.device_mesh.device_type
-            made = DTensor.from_local(
-                torch.empty(tensor._local_tensor.shape, dtype=kind, device=device),
-                tensor.device_mesh,
-                tensor.placements,
-                run_check=False,
-                shape=tensor.shape,
-                stride=tensor.stride(),
-            )
+            local = torch.empty(tensor._local_tensor.shape, dtype=kind, device=device)
+            made = dtensor_around(local, tensor)
         else:
             made = torch.empty(tensor.shape, dtype=kind, device=_default_device())
         if isinstance(tensor, torch.nn.Parameter):
@@ -366,7 +362,7 @@ class TorchArrays(NumpyArrays):
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):
                 changed.append(tensor)
-                if DTensor is not None and isinstance(tensor, DTensor):
+                if is_dtensor(tensor):
                     changed.append(tensor._local_tensor)
             elif isinstance(tensor, Part):
                 changed += [memory for _, memory in tensor.shards]

@@ -15,7 +15,7 @@ import torch
 
 from varve import _tree
 from varve.torch import _wrapped
-from varve.torch._shards import NUMBERS, DTensor, Share
+from varve.torch._shards import NUMBERS, Share, is_dtensor
 
 #: The storages of quantized tensors, which say their dtype.
 _QUANTIZED = {
@@ -93,7 +93,7 @@ def pickled(fqn: str, tensor: Any) -> tuple[bytes, list[str]] | None:
 
 
 def _made(fqn: str, tensor: Any, storages: list[str]) -> _Call:
-    if isinstance(tensor, Share) or (DTensor is not None and isinstance(tensor, DTensor)):
+    if isinstance(tensor, Share) or is_dtensor(tensor):
         raise _NotWhole
     apart = _wrapped.take_apart(fqn, tensor)
     if apart is None:

@@ -22,7 +22,15 @@ from varve._values import TensorLeaf, Wrapped
 from varve._warn import warn
 from varve.errors import CorruptCheckpointError, Error, InvalidArgumentError
 from varve.torch import _following, _layout
-from varve.torch._shards import NUMBERS, DTensor, Part, Share, boxes_of, stretches_of
+from varve.torch._shards import (
+    NUMBERS,
+    Part,
+    Share,
+    boxes_of,
+    dtensor_around,
+    is_dtensor,
+    stretches_of,
+)
 
 #: The names of the inner tensors of sparse layouts, by the layout.
 COMPRESSED = {
@@ -72,7 +80,7 @@ def take_apart(fqn: str, tensor: Any) -> Apart | None:
         return apart
     if not isinstance(tensor, torch.Tensor):
         return None
-    if DTensor is not None and isinstance(tensor, DTensor):
+    if is_dtensor(tensor):
         apart = take_apart(fqn, tensor._local_tensor)
         if apart is not None and tensor.device_mesh.get_coordinate() is not None:
             share = Share(tensor.shape, stretches_of(fqn, tensor), tensor._local_tensor)
@@ -99,7 +107,7 @@ def text_of(fqn: str, tensor: Any, apart: Apart) -> bytes:
     Raises:
         InvalidArgumentError: An attribute is no plain value.
     """
-    distributed = DTensor is not None and isinstance(tensor, DTensor)
+    distributed = is_dtensor(tensor)
     sharded = distributed and any(not each.is_replicate() for each in tensor.placements)
     if isinstance(tensor, Share):
         sharded, whole = True, torch.empty(tensor.shape, dtype=tensor.local.dtype, device="meta")
@@ -116,7 +124,7 @@ def text_of(fqn: str, tensor: Any, apart: Apart) -> bytes:
 def _attributes(tensor: Any, apart: Apart) -> Any:
     """Returns the attributes of the whole of a tensor of which this rank may hold a shard; no device is told."""
     attributes = _following.on_device(apart.attributes, torch.device("cpu"))
-    distributed = DTensor is not None and isinstance(tensor, DTensor)
+    distributed = is_dtensor(tensor)
     local = tensor._local_tensor if distributed else getattr(tensor, "local", None)
     if local is None or local.is_nested:
         return attributes
@@ -253,18 +261,11 @@ def put_together(text: bytes, inner: dict[str, Any], fqn: str) -> Any:
 
 def like(tensor: Any, apart: Apart, device: Any) -> Any:
     """Returns a tensor with memory in place of one on the meta device, of the same parts."""
-    if DTensor is not None and isinstance(tensor, DTensor):
+    if is_dtensor(tensor):
         local = tensor._local_tensor
         local_apart = take_apart("", local)
         assert local_apart is not None
-        return DTensor.from_local(
-            like(local, local_apart, tensor.device_mesh.device_type),
-            tensor.device_mesh,
-            tensor.placements,
-            run_check=False,
-            shape=tensor.shape,
-            stride=tensor.stride(),
-        )
+        return dtensor_around(like(local, local_apart, tensor.device_mesh.device_type), tensor)
     inner = {name: torch.empty_like(each, device=device) for name, each in apart.inner.items()}
     maker = _MAKERS.get(apart.name)
     if maker is not None:
