@@ -113,23 +113,22 @@ void BindCheckpoint(nb::module_& module) {
       .Keyword<AsProgress>("progress", &SaveOptions::progress);
   module.def("save", &SavePython, nb::arg("state"), nb::arg("path"), nb::arg("options"),
              nb::arg("coordinator").none());
-  // Reports to the other ranks, within the exchange they are in, that this one failed.
   module.def(
-      "report_failure",
+      "agree",
       [](const nb::object& coordinator, const FsPath& what, const FsPath& message,
          const nb::object& error, nb::handle timeout) {
-        const Status failure = ToStatus(error, message.text);
+        const Status outcome = error.is_none() ? Status::Ok() : ToStatus(error, message.text);
         const auto limit = Argument<std::chrono::milliseconds>("timeout", timeout);
         const auto ranks = MakeCoordinator(coordinator);
         Status status;
         RunCollective(
             [&] {
-              status = Agree(*ranks, what.text, failure, std::chrono::steady_clock::now() + limit);
+              status = Agree(*ranks, what.text, outcome, std::chrono::steady_clock::now() + limit);
             },
             coordinator, [] {}, nullptr, "");
         RaiseIfError(status);
       },
-      nb::arg("coordinator").none(), nb::arg("what"), nb::arg("message"), nb::arg("error"),
+      nb::arg("coordinator").none(), nb::arg("what"), nb::arg("message"), nb::arg("error").none(),
       nb::arg("timeout"));
 }
 

@@ -99,10 +99,12 @@ def load_by_dcp(rank: int, size: int, path: str) -> Any:
 
 
 def save_often(rank: int, size: int, folder: str) -> list[str]:
-    """Saves three steps of a run; returns what was warned of."""
+    """Saves three steps of a run and exports two; returns what was warned of."""
     with warned() as texts:
         for step in range(3):
             varve.torch.save(state_of(rank), f"{folder}/step-{step}")
+        for step in range(2):
+            varve.torch.save(state_of(rank), f"{folder}/export-{step}", format="dcp")
     return texts
 
 

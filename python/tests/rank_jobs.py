@@ -91,6 +91,45 @@ def load_per_rank(rank: int, size: int, path: str) -> int:
     return state["rng"].value
 
 
+def names_of_its_own(rank: int, value: float) -> dict[str, Any]:
+    return {
+        f"rank{rank}": {"w": torch.full((3,), value)},
+        "experts": {f"x/rank{rank}": torch.full((3,), value)},
+    }
+
+
+def save_names_of_its_own(rank: int, size: int, path: str) -> None:
+    varve.torch.save(names_of_its_own(rank, float(rank)), path)
+
+
+def load_names_of_its_own(
+    rank: int, size: int, path: str, strict: bool | str
+) -> tuple[list[float], list[str], list[str]]:
+    state = names_of_its_own(rank, -1.0)
+    report = varve.torch.load(state, path, strict=strict)
+    values = [float(state[f"rank{rank}"]["w"][0]), float(state["experts"][f"x/rank{rank}"][0])]
+    return values, sorted(report.missing), sorted(report.unexpected)
+
+
+class FailsToLoad:
+    """An object whose state one rank refuses."""
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": 7}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if self.fails:
+            raise RuntimeError("the file of this rank is missing")
+
+
+def fail_to_load_on_one_rank(rank: int, size: int, path: str) -> None:
+    varve.torch.save({"data": FailsToLoad(False), "w": torch.ones(3)}, path, timeout=30)
+    varve.torch.load({"data": FailsToLoad(rank == 1), "w": torch.zeros(3)}, path, timeout=30)
+
+
 def make_training(size: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.ReLU(), torch.nn.Linear(10, 3))

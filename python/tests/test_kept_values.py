@@ -93,9 +93,10 @@ def test_a_random_state_goes_on_where_it_was(saved: str) -> None:
     assert generator.random() == random.Random(1).random()
 
 
-def test_a_run_warns_once(tmp_path: Path) -> None:
+def test_a_run_warns_once_and_once_more_where_one_value_is_saved(tmp_path: Path) -> None:
     first, second = run_ranks(2, jobs.save_often, str(tmp_path))
-    assert len(first) == 1
+    assert len(first) == 2
+    assert "Each rank's value is saved" in first[0] and "value of the lowest" in first[1]
     assert second == []
 
 

@@ -83,6 +83,19 @@ def test_per_rank_values_come_back_and_new_ranks_get_rank_0s(tmp_path: Path) -> 
     assert set(varve.torch.read(path, "rng/*")) == {"rng/rank0", "rng/rank1"}
 
 
+def test_names_that_users_make_of_ranks_are_names_as_others(tmp_path: Path) -> None:
+    """Another rank's value is given for a PerRank alone."""
+    path = str(tmp_path / "step")
+    run_ranks(2, jobs.save_names_of_its_own, path)
+    assert run_ranks(2, jobs.load_names_of_its_own, path, "exact") == [
+        ([rank, rank], [], []) for rank in range(2)
+    ]
+    (value, missing, unexpected), *_ = run_ranks(1, jobs.load_names_of_its_own, path, True)
+    assert (value, missing, unexpected) == ([0, 0], [], ["experts.x/rank1", "rank1.w"])
+    errors = errors_of_ranks(3, jobs.load_names_of_its_own, path, True)
+    assert all("rank2.w" in e and "experts.x/rank2" in e for e in errors.values()), errors
+
+
 @pytest.mark.slow
 def test_fsdp2_with_adamw_resumes_on_other_world_sizes(tmp_path: Path) -> None:
     path = str(tmp_path / "step")
@@ -107,6 +120,14 @@ def test_a_failure_on_one_rank_is_named_on_all(tmp_path: Path) -> None:
     errors = errors_of_ranks(3, jobs.fail_on_one_rank, str(tmp_path / "x"), 1)
     assert all("rank 1" in e and '"odd"' in e and "Failing" in e for e in errors.values())
     assert os.listdir(tmp_path) == []
+
+
+def test_an_object_that_fails_to_load_on_one_rank_is_told_on_all(tmp_path: Path) -> None:
+    errors = errors_of_ranks(2, jobs.fail_to_load_on_one_rank, str(tmp_path / "x"))
+    wanted = (
+        "rank 1: RuntimeError: the file of this rank is missing; the tensors of the destination"
+    )
+    assert sorted(errors) == [0, 1] and all(wanted in error for error in errors.values())
 
 
 def test_ranks_that_disagree_about_a_shape_are_refused(tmp_path: Path) -> None:

@@ -282,8 +282,9 @@ _REMEDY = (
 #: Names that a warning shows as an argument.
 _NAMES_GIVEN = 5
 
-#: Of names that were warned of: the directory of the checkpoint, and the name. A run is warned once.
-_warned_of: set[tuple[str, str]] = set()
+#: Of names that were warned of: the directory of the checkpoint, whether each value was saved, and the name. A run
+#: is warned once.
+_warned_of: set[tuple[str, bool, str]] = set()
 
 
 def warn_of_values(path: str, report: Any, options: _core.SaveOptions) -> str:
@@ -293,16 +294,16 @@ def warn_of_values(path: str, report: Any, options: _core.SaveOptions) -> str:
     are left out.
     """
     run = os.path.dirname(path)
+    kept = options.format == "varve" and options.on_difference != "first"
     kinds = {"tensors": report.differing_tensors, "plain values": report.differing_objects}
     new = {
-        kind: [name for name in names if (run, name) not in _warned_of]
+        kind: [name for name in names if (run, kept, name) not in _warned_of]
         for kind, names in kinds.items()
     }
-    _warned_of.update((run, name) for names in new.values() for name in names)
+    _warned_of.update((run, kept, name) for names in new.values() for name in names)
     listed = "; ".join(f"{kind}: {first_names(names)}" for kind, names in new.items() if names)
     if not listed:
         return ""
-    kept = options.format == "varve" and options.on_difference != "first"
     names = [name for names in new.values() for name in names]
     given = str(names) if len(names) <= _NAMES_GIVEN else "[names]"
     saved = _ALL_ARE_SAVED.format(names=given) if kept else _LOWEST_IS_SAVED
@@ -322,10 +323,35 @@ def warn_of_differences(names: list[str], consequence: str) -> None:
 
 def fail(coordinator: Coordinator | None, what: str, error: Exception, timeout: float) -> None:
     """Reports to the other ranks, which wait for this one, why it does not take part."""
-    if coordinator is not None and coordinator.size > 1:
-        try:
-            _core.report_failure(
-                coordinator, what, f"{type(error).__name__}: {error}", error, timeout
-            )
-        except Exception as reported:
-            raise reported from error
+    _agree(coordinator, what, error, timeout)
+
+
+@contextlib.contextmanager
+def on_all_ranks(
+    coordinator: Coordinator | None, what: str, timeout: float, consequence: str
+) -> Iterator[None]:
+    """Runs a part of a call that may fail on some ranks alone: then all raise, and are told the consequence."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    _agree(coordinator, what, failure, timeout, consequence)
+    if failure is not None:
+        raise failure
+
+
+def _agree(
+    coordinator: Coordinator | None,
+    what: str,
+    failure: Exception | None,
+    timeout: float,
+    consequence: str = "",
+) -> None:
+    if coordinator is None or coordinator.size == 1:
+        return
+    text = "" if failure is None else f"{type(failure).__name__}: {failure}{consequence}"
+    try:
+        _core.agree(coordinator, what, text, failure, timeout)
+    except Exception as reported:
+        raise reported from failure

@@ -15,6 +15,7 @@ from varve._engine import (
     Filling,
     collector_at_rest,
     fail,
+    on_all_ranks,
     path_name,
     path_text,
 )
@@ -306,12 +307,14 @@ def load(
         arrays.note_filled(filled)  # Some of it may have been written.
         raise
     arrays.note_filled(filled)
-    for run in plan.filling.after:
-        run()
-    for (_, put), value in zip(match.objects, values, strict=True):
-        put(value)
-    for fill in match.fills:
-        fill()
+    after = "; the tensors of the destination hold what was loaded"
+    with on_all_ranks(coordinator, f"load {path_name(path)}", options.timeout, after):
+        for run in plan.filling.after:
+            run()
+        for (_, put), value in zip(match.objects, values, strict=True):
+            put(value)
+        for fill in match.fills:
+            fill()
     keys = plan.keys if world == 1 else None  # Of several ranks another may have what was chosen.
     chosen = keys is not None and any(name in keys for name in plan.names_to_fill())
     warn_of_nothing(report, reader, match, rank, chosen, lambda: plan.hint(options.fit))

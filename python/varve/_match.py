@@ -234,10 +234,11 @@ class Match:
         entries = iter(mapping.items())
         while (other := take(entries, path, stored, self.tensors)) is not None:
             key, value = other
-            if type(value) is PerRank and self._merge(key, value, stored, path):
-                continue
-            stored_key = f"{key}/rank{self._rank}" if type(value) is PerRank else key
-            found = self._find(stored_key, stored, path)
+            stored_key, found = key, key if key in stored else None
+            if type(value) is PerRank:
+                if self._merge(key, value, stored, path):
+                    continue
+                stored_key, found = f"{key}/rank{self._rank}", self._of_rank(key, stored, path)
             if found is not None:
                 self._visit(value, stored[found], join(path, str(found)), item_setter(mapping, key))
                 continue
@@ -259,7 +260,7 @@ class Match:
             if key in mapping or str(key) in taken:
                 continue
             name = join(path, str(key))
-            parsed = RANK_PART.match(key) if isinstance(key, str) and "/" in key else None
+            parsed = RANK_PART.match(key) if isinstance(key, str) else None
             if parsed is not None:
                 self._grow_per_rank(mapping, stored, parsed["prefix"], name, key)
                 continue
@@ -343,21 +344,17 @@ class Match:
             return self._unwrapped(name)  # What is empty would take all that is below a wrapper.
         return found
 
-    def _find(self, key: Any, stored: Mapping[Any, Any], path: str | None) -> Any:
-        """Returns the stored key of a wanted one: itself, or rank 0's for a rank of a new world."""
-        parsed = RANK_PART.match(key) if isinstance(key, str) else None
-        if parsed is None or int(parsed["rank"]) != self._rank:
-            return key if key in stored else None
-        prefix = parsed["prefix"]
+    def _of_rank(self, key: Any, stored: Mapping[Any, Any], path: str | None) -> str | None:
+        """Returns the stored key of a PerRank: this rank's, or rank 0's where fewer ranks have saved."""
+        prefix = f"{key}/rank"
         for other in stored:
             sibling = RANK_PART.match(other) if isinstance(other, str) else None
             if sibling is not None and sibling["prefix"] == prefix:
                 # Other ranks want their own values; those of ranks that no longer exist are wanted
                 # by none.
                 self.known.extend(fqn for fqn, _ in leaves(stored[other], join(path, other)))
-        if key in stored:
-            return key
-        return f"{prefix}0" if f"{prefix}0" in stored else None
+        mine = f"{prefix}{self._rank}"
+        return next((name for name in (mine, f"{prefix}0") if name in stored), None)
 
     def _list(self, values: list[Any], stored: list[Any], path: str) -> None:
         surplus = values[len(stored) :]

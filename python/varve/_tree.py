@@ -25,8 +25,8 @@ T = TypeVar("T")
 #: Containers that can be rebuilt as what they were.
 MAPPINGS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
 
-#: "rank3" or ".../rank3": a value of one rank.
-RANK_PART = re.compile(r"^(?P<prefix>(?:.*/)?rank)(?P<rank>\d+)$")
+#: ".../rank3": a value of one rank.
+RANK_PART = re.compile(r"^(?P<prefix>.*/rank)(?P<rank>\d+)$")
 
 
 class PerRank(Generic[T]):

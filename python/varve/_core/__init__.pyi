@@ -154,10 +154,14 @@ class DeferredReport(_Struct):
 def save(
     state: State, path: str, options: SaveOptions, coordinator: Coordinator | None
 ) -> SaveReport: ...
-def report_failure(
-    coordinator: Coordinator | None, what: str, message: str, error: Exception, timeout: float
+def agree(
+    coordinator: Coordinator | None,
+    what: str,
+    message: str,
+    error: Exception | None,
+    timeout: float,
 ) -> None:
-    """Tells the other ranks, within the exchange they are in, that this one has failed."""
+    """Raises on all ranks, within the exchange they are in, what some have failed with."""
 
 _Step = Literal["whole", "incomplete", "damaged", "unsupported", "unreadable", "displaced"]
 
