@@ -30,7 +30,9 @@ def failed(ran: Any, case: str) -> list[dict[str, str]]:
 
 def check_named(text: str, earlier: str, later: str) -> None:
     assert f"calls {later} while" in text and f"calls {earlier}, which" in text, text
-    assert " missed; all ranks must make the same calls in the same order" in text, text
+    assert (
+        " missed; all ranks must make the same calls, of the same names, in the same order" in text
+    ), text
 
 
 def test_a_save_that_one_rank_misses_fails_by_its_name_and_the_next_one_works(ran: Any) -> None:

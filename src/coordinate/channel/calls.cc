@@ -10,8 +10,9 @@
 //  2. A call that rank 0 has left without the other rank fails on that rank as soon as it makes it;
 //     and the other way round. From there on the two are in step.
 //  3. Where each is in a call that the other has not made, one of them has missed a call. The one
-//     whose call comes first fails there and goes on; the other waits for it. Of names that differ
-//     in their numbers alone, the lower number comes first ("save step-5" before "save step-6").
+//     whose call comes first fails there and goes on; the other waits for it, for a while: names
+//     that are made of a clock differ for good, and the training's own collectives wait meanwhile.
+//     Of names that differ in their numbers alone, the lower number comes first ("save step-5" before "save step-6").
 //     Else the greater part of the ranks is taken to have missed none, once all have come: their
 //     call comes first, and rank 0's where the parts are equal. If the next call is not what the
 //     other waits for, then the other's call fails.
@@ -55,15 +56,17 @@ std::vector<std::string> NamesOf(const std::deque<Made>& made) {
   return names;
 }
 
+constexpr const char* kSameCalls =
+    "all ranks must make the same calls, of the same names, in the same order";
+
 std::string IsPast(const std::string& missed, const std::string& name) {
-  return "has missed " + missed + ", and goes on to " + name +
-         "; all ranks must make the same calls in the same order";
+  return "has missed " + missed + ", and goes on to " + name + "; " + kSameCalls;
 }
 
 std::string Different(const std::string& theirs, const std::string& other, const std::string& name,
                       const std::string& missed_by) {
   return "calls " + theirs + " while " + other + " calls " + name + ", which " + missed_by +
-         " has missed; all ranks must make the same calls in the same order";
+         " has missed; " + kSameCalls;
 }
 
 /// Returns which of the calls that one rank has left has a name; nothing where it joins the present
@@ -218,12 +221,16 @@ CallDecision Calls::OneHasMissed(std::optional<int> vote) {
     wrong_ = order;
   }
   if (order < 0) {
-    return Rank0Missed(Different(open_->name, "rank 0", *name_, "it"));
+    CallDecision decision = Rank0Missed(Different(open_->name, "rank 0", *name_, "it"));
+    decision.other_waits = true;
+    return decision;
   }
   const std::uint64_t number = open_->number;
   std::string why = Different(*name_, "this rank", open_->name, "rank 0");
   OtherLeft(why);
-  return {Kind::kOtherRankFails, std::move(why), number};
+  CallDecision decision{Kind::kOtherRankFails, std::move(why), number};
+  decision.other_waits = true;
+  return decision;
 }
 
 void CallsOfRank0::Left(Calls::Made call) {

@@ -26,6 +26,7 @@ struct CallDecision {
   int cause = -1;            ///< The rank that is the cause, if it is a third one.
   std::vector<std::string> missed_by_other{};  ///< Of kJoined: calls that rank 0 alone has made.
   std::vector<std::string> missed_by_0{};      ///< Of kJoined: calls that the other alone has made.
+  bool other_waits = false;  ///< The rank whose call does not fail waits for the other's next one.
 };
 
 /// The calls of rank 0 and of one other rank; the account is in calls.cc.

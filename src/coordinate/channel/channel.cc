@@ -100,6 +100,9 @@ void Channel::Begin(const std::string& what, double limit) {
     state_.SetRefused({});
     links_.ListenAgain();
   }
+  if (options_.rank == 0) {
+    PollSockets(Now());  // A rank that was in another call may have left it since.
+  }
   state_.Begin(what, limit, Now());
   SendFrames();
   lock.unlock();

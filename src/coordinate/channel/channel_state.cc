@@ -47,13 +47,14 @@ namespace {
 
 /// Seconds in which a rank whose connection broke may connect again, at the start of a call.
 constexpr double kReconnectGrace = 3.0;
+/// Seconds for which a rank is waited for after its call has failed for being another one.
+constexpr double kAfterAnotherCall = 60.0;
 /// Time between two notes of rank 0 to the ranks that wait for it.
 constexpr auto kNoteInterval = std::chrono::seconds(5);
 /// Calls in which rank 0 was not reached and that are kept, to be sent with the next one.
 constexpr std::size_t kUntoldKept = 64;
 
 constexpr const char* kAllHaveToCall = "every rank of the process group has to make this call";
-
 Status NotWaitedFor(const std::string& why, int cause) {
   return Unavailable("was not waited for: " + why).With({.rank = cause});
 }
@@ -84,10 +85,11 @@ void ChannelState::Begin(const std::string& what, double limit, TimePoint now) {
     peer.note.clear();
     peer.note_sent.clear();
     peer.waits_for_absent = false;
+    peer.comes_until = TimePoint::max();
     if (rank_ == 0) {
       peer.unsent.clear();
       peer.calls.Begin(what);
-      Settle(peer);
+      Settle(peer, now);
       continue;
     }
     DropBefore(&peer.messages, number_);
@@ -149,12 +151,6 @@ Status ChannelState::Send(int to, std::string message) {
     frames_.emplace_back(to, Frame{FrameKind::kMessage, NumberOn(peer), std::move(message)});
   }
   return Status::Ok();
-}
-
-void ChannelState::SendNote(std::string note) {
-  if (rank_ != 0 && in_call_) {
-    Put(peers_.at(0), FrameKind::kNote, number_, {.text = std::move(note)});
-  }
 }
 
 void ChannelState::TellPast(const std::string& name) {
@@ -223,7 +219,7 @@ Result<TimePoint> ChannelState::WaitsUntil(const Peer& peer, bool interrupted) c
     until = std::min(until, After(began_, kReconnectGrace));
   }
   if (peer.call < number_ && !one_call_) {
-    until = std::min({until, After(began_, limit_), others_wait_until_});
+    until = std::min({until, After(began_, limit_), others_wait_until_, peer.comes_until});
   }
   return until;
 }
@@ -236,6 +232,9 @@ std::string ChannelState::WhyLate(const Peer& peer) const {
   if (rank_ == 0 && peer.calls.open()) {
     return "calls " + peer.calls.open()->name + "; " + kAllHaveToCall;
   }
+  if (peer.comes_until != TimePoint::max()) {
+    return std::string("has made another call, and not come since; ") + kAllHaveToCall;
+  }
   return !peer.lost.empty()
              ? peer.lost
              : "did not come before the deadline of " + InSeconds(limit_) + "; " + kAllHaveToCall;
@@ -244,10 +243,6 @@ std::string ChannelState::WhyLate(const Peer& peer) const {
 std::string ChannelState::WhyNotConnected(int rank) const {
   const Peer& peer = peers_.at(rank);
   return !refused_.empty() ? refused_ : peer.lost.empty() ? kLostReason : peer.lost;
-}
-
-int ChannelState::cause() const {
-  return rank_ != 0 && peers_.at(0).left == number_ ? peers_.at(0).left_cause : -1;
 }
 
 /// Names the ranks that this one waits for, and how far each is.
@@ -368,14 +363,15 @@ void ChannelState::Arrived(int rank, Frame frame, TimePoint now) {
     }
     LeaveAsRank0Has(peer);
   } else if (report.ok() && frame.call >= number_) {
-    ArrivedFrom0(peer, frame, std::move(*report));
+    ArrivedFrom0(peer, frame, std::move(*report), now);
   }
 }
 
-void ChannelState::ArrivedFrom0(Peer& peer, const Frame& frame, CallReport report) {
+void ChannelState::ArrivedFrom0(Peer& peer, const Frame& frame, CallReport report, TimePoint now) {
   untold_.clear();  // Rank 0 has taken them in with this call.
   if (frame.kind == FrameKind::kNote) {
     peer.waits_for_absent = report.waits_for_absent;
+    peer.comes_until = report.limit > 0 ? After(now, report.limit) : peer.comes_until;
     peer.note = std::move(report.text);
   } else if (frame.kind == FrameKind::kEnd) {
     peer.left = frame.call;
@@ -410,11 +406,11 @@ void ChannelState::ArrivedOn0(Peer& peer, const Frame& frame, CallReport report,
   } else if (frame.kind == FrameKind::kEnd) {
     calls.Leaves(frame.call, report.text);
   }
-  Settle(peer);
+  Settle(peer, now);
 }
 
 /// On rank 0: does what follows from the calls of the two.
-void ChannelState::Settle(Peer& peer, std::optional<int> vote) {
+void ChannelState::Settle(Peer& peer, TimePoint now, std::optional<int> vote) {
   using Decided = CallDecision::Kind;
   CallDecision decision = peer.calls.Decide(vote);
   for (; decision.kind != Decided::kWait && decision.kind != Decided::kUnclear;
@@ -424,22 +420,25 @@ void ChannelState::Settle(Peer& peer, std::optional<int> vote) {
     } else if (decision.kind == Decided::kOtherRankFails) {
       Put(peer, FrameKind::kEnd, decision.number, Ending(decision.why, decision.cause));
       DropBefore(&peer.messages, decision.number + 1);
+      peer.comes_until = decision.other_waits ? After(now, kAfterAnotherCall) : peer.comes_until;
     } else {
       Fail(peer, decision.why, -1);
       if (peer.calls.open()) {
         Put(peer, FrameKind::kNote, peer.calls.open()->number,
-            {.text = "rank 0, which was in " + what_ + " without it", .waits_for_absent = true});
+            {.text = "rank 0, which was in " + what_ + " without it",
+             .limit = decision.other_waits ? kAfterAnotherCall : 0,
+             .waits_for_absent = true});
       }
     }
   }
   peer.unclear = decision.kind == Decided::kUnclear;
   if (unclear_ || peer.unclear) {
-    Vote();
+    Vote(now);
   }
 }
 
 /// On rank 0: decides, once all ranks are in a call, which part of them has missed one.
-void ChannelState::Vote() {
+void ChannelState::Vote(TimePoint now) {
   std::vector<Peer*> unclear;
   std::map<std::string, int> ranks_in;
   int joined = 0;
@@ -458,7 +457,8 @@ void ChannelState::Vote() {
   unclear_ = false;
   for (Peer* peer : unclear) {
     const int others = ranks_in[peer->calls.open()->name];
-    Settle(*peer, static_cast<int>(others > joined + 1) - static_cast<int>(others < joined + 1));
+    Settle(*peer, now,
+           static_cast<int>(others > joined + 1) - static_cast<int>(others < joined + 1));
   }
 }
 

@@ -40,7 +40,11 @@ class ChannelState {
   /// Sends a message. A rank that has not come gets it when it does.
   Status Send(int to, std::string message);
   /// Sends rank 0 how far this rank is.
-  void SendNote(std::string note);
+  void SendNote(std::string note) {
+    if (rank_ != 0 && in_call_) {
+      Put(peers_.at(0), FrameKind::kNote, number_, {.text = std::move(note)});
+    }
+  }
   /// Tells the ranks that wait for this one in an earlier call that it has missed that.
   void TellPast(const std::string& name);
 
@@ -77,7 +81,9 @@ class ChannelState {
   /// Why a rank is not connected.
   [[nodiscard]] std::string WhyNotConnected(int rank) const;
   /// The rank that made rank 0 leave this rank's call, where rank 0 has sent it; else -1.
-  [[nodiscard]] int cause() const;
+  [[nodiscard]] int cause() const {
+    return rank_ != 0 && peers_.at(0).left == number_ ? peers_.at(0).left_cause : -1;
+  }
 
  private:
   /// Another rank, as far as this one knows it.
@@ -88,10 +94,11 @@ class ChannelState {
     int lost_cause = -1;     ///< and the rank that is the cause, if another is.
     std::uint64_t call = 0;  ///< This rank's newest call that it is known to be in, or was.
     Calls calls{};           ///< On rank 0: which of its calls are which.
-    TimePoint deadline = TimePoint::max();  ///< Until when it waits for others to come.
-    std::uint64_t left = 0;                 ///< The call that it has left,
-    std::string left_why{};                 ///< why,
-    int left_cause = -1;                    ///< and the rank that is the cause, if known.
+    TimePoint deadline = TimePoint::max();     ///< Until when it waits for others to come.
+    TimePoint comes_until = TimePoint::max();  ///< Until when one in another call is waited for.
+    std::uint64_t left = 0;                    ///< The call that it has left,
+    std::string left_why{};                    ///< why,
+    int left_cause = -1;                       ///< and the rank that is the cause, if known.
     bool unclear = false;  ///< On rank 0: one of the two has missed a call, unknown which.
     std::string note{};    ///< How far it is; of rank 0, for whom it waits.
     std::string note_sent{};
@@ -119,10 +126,10 @@ class ChannelState {
     return rank_ == 0 ? peer.calls.joined() : number_;
   }
   void Put(const Peer& peer, FrameKind kind, std::uint64_t call, const CallReport& report);
-  void ArrivedFrom0(Peer& peer, const Frame& frame, CallReport report);
+  void ArrivedFrom0(Peer& peer, const Frame& frame, CallReport report, TimePoint now);
   void ArrivedOn0(Peer& peer, const Frame& frame, CallReport report, TimePoint now);
-  void Settle(Peer& peer, std::optional<int> vote = {});
-  void Vote();
+  void Settle(Peer& peer, TimePoint now, std::optional<int> vote = {});
+  void Vote(TimePoint now);
   void Join(Peer& peer, const CallDecision& decision);
   void LeaveAsRank0Has(Peer& peer);
   void Fail(Peer& peer, std::string why, int cause);

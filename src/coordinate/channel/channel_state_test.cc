@@ -25,6 +25,7 @@ using simulated::Rank;
 using simulated::World;
 using std::chrono::seconds;
 using test::FailsWith;
+using test::IsOk;
 
 /// Claims about ranks that all connect to rank 0 (0), and about ranks with relays (their fan-out).
 class ChannelOfRanks : public testing::TestWithParam<int> {
@@ -264,6 +265,59 @@ TEST(ChannelState, Rank0GivesUpAtTheEarliestLimitOfTheRanksThatHaveCome) {
   const auto late = state.Poll(false, start + seconds(7), &again);
   ASSERT_TRUE(late);
   EXPECT_TRUE(FailsWith(*late, StatusCode::kUnavailable, {"did not come", "100 s"}));
+}
+
+/// Brings all frames of each of two ranks to the other, until there are none.
+void Deliver(ChannelState* zero, ChannelState* one, TimePoint now) {
+  for (bool any = true; any;) {
+    any = false;
+    for (ChannelState* from : {zero, one}) {
+      for (auto& [to, frame] : from->TakeFrames()) {
+        (from == zero ? one : zero)->Arrived(from->rank(), std::move(frame), now);
+        any = true;
+      }
+    }
+  }
+}
+
+/// As names do that are made of each rank's clock. The training's own collectives wait meanwhile.
+TEST(ChannelState, ARankWhoseNameIsAnotherForGoodIsWaitedForForAMinuteAndNotForTheWholeLimit) {
+  for (const int first : {0, 1}) {
+    ChannelState zero(0, 2, seconds(3600));
+    ChannelState one(1, 2, seconds(3600));
+    zero.Connected(1);
+    one.Connected(0);
+    const TimePoint start{};
+    const auto name = [&](int rank) { return rank == first ? "save t-100" : "save t-101"; };
+    zero.Begin(name(0), 1800, start);
+    one.Begin(name(1), 1800, start);
+    Deliver(&zero, &one, start);
+    ChannelState& fails = first == 0 ? zero : one;
+    ChannelState& waits = first == 0 ? one : zero;
+    TimePoint again{};
+    fails.Await(waits.rank(), 1800, start);
+    const auto failed = fails.Poll(false, start, &again);
+    ASSERT_TRUE(failed);
+    EXPECT_TRUE(FailsWith(*failed, StatusCode::kUnavailable,
+                          {"save t-100", "save t-101", "of the same names, in the same order"}));
+    fails.End("failed", -1);
+    Deliver(&zero, &one, start);
+    waits.Await(fails.rank(), 1800, start);
+    EXPECT_FALSE(waits.Poll(false, start + seconds(59), &again));
+    const auto given_up = waits.Poll(false, start + seconds(60), &again);
+    ASSERT_TRUE(given_up);
+    EXPECT_TRUE(FailsWith(*given_up, StatusCode::kUnavailable, {"has made another call"}));
+    waits.End("waited", -1);
+    Deliver(&zero, &one, start);
+    zero.Begin("save end", 1800, start);
+    one.Begin("save end", 1800, start);
+    Deliver(&zero, &one, start);
+    zero.Await(1, 1800, start);
+    EXPECT_FALSE(zero.Poll(false, start + seconds(100), &again));  // Together again.
+    EXPECT_TRUE(IsOk(one.Send(0, "hello")));
+    Deliver(&zero, &one, start);
+    EXPECT_TRUE(zero.Poll(false, start + seconds(100), &again));
+  }
 }
 
 TEST(ChannelState, AWaitIsLoggedAtDoublingIntervalsWithTheRanksThatAreWaitedFor) {

@@ -52,7 +52,8 @@ struct CallReport {
   std::string text{};  ///< The name of a call, a token, a note, or why a call has ended.
   std::uint64_t rank =
       0;             ///< That connects. Where a call ends: the rank that is the cause, plus 1.
-  double limit = 0;  ///< Seconds for which the rank waits for others.
+  double limit = 0;  ///< Seconds for which the rank waits for others. Of kNote: for which the
+                     ///< receiver waits at most, in another call than rank 0's; 0 for no such one.
   bool waits_for_absent = false;      ///< Of kNote: the sender waits for a rank that has not come.
   std::vector<std::string> missed{};  ///< Calls that the receiver has not made.
   std::vector<LeftCall> left{};
