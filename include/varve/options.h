@@ -24,8 +24,11 @@ using ProgressFunction = std::function<void(std::uint64_t done, std::uint64_t to
 enum class CheckReplicas : std::uint8_t {
   /// All of a shard of up to 64 KiB; of a larger one 64 samples of 64 bytes, evenly spaced. Finds
   /// replicas that have diverged, not a single element that differs between two samples.
+  /// A replica is stored by one rank, as a whole.
   kSamples,
-  kFull,  ///< All bytes: one more pass over all that each rank holds, replicated or not.
+  /// All bytes: one more pass over all that each rank holds, replicated or not. Ranks share the
+  /// writing of a large replica.
+  kFull,
 };
 
 /// The effect of tensors and plain values of which ranks hold different ones under one name.

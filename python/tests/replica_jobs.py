@@ -60,6 +60,15 @@ def save_diverged_hsdp(rank: int, size: int, path: str) -> Outcome:
     return report.differing_tensors, []
 
 
+def save_sparse(rank: int, size: int, path: str) -> list[int]:
+    """Saves rows of each rank's own, none of which a sample covers; returns whose rows are stored."""
+    moments = torch.zeros(ELEMENTS)
+    moments[20 + rank :: ELEMENTS // 7] = rank + 1.0
+    varve.torch.save({"w": moments}, path)
+    stored = varve.torch.read(path)["w"]
+    return stored.unique().tolist()
+
+
 def save_flipped_bit(rank: int, size: int, path: str, options: dict[str, Any]) -> Outcome:
     """Differs in one element that no sample covers."""
     tensor = torch.arange(ELEMENTS, dtype=torch.float32)

@@ -51,6 +51,10 @@ def test_a_shard_that_differs_is_found_and_the_others_are_spread(tmp_path: Path)
     assert stored[jobs.ELEMENTS // 2 :].unique().tolist() == [1.0]
 
 
+def test_what_samples_miss_is_stored_as_one_rank_has_it(tmp_path: Path) -> None:
+    assert run_ranks(2, jobs.save_sparse, str(tmp_path / "x")) in ([[0, 1]] * 2, [[0, 2]] * 2)
+
+
 def test_a_full_check_finds_what_samples_miss(tmp_path: Path) -> None:
     for options, expected in (({}, []), ({"check_replicas": "full"}, ["w"])):
         path = str(tmp_path / f"step-{len(options)}")

@@ -361,7 +361,7 @@ TEST(DeviceSave, OfStridedMemoryHasItsElementsInOrder) {
 }
 
 TEST(DeviceSave, AShareOfAShardIsCopiedFromItsPlace) {
-  // Replicas are split between ranks, by rows and where rows are few by columns.
+  // Replicas that are equal for certain are split, by rows and where rows are few by columns.
   const TempDir dir;
   constexpr std::uint64_t kRows = 2;
   constexpr std::uint64_t kColumns = 6 * kMiB;
@@ -381,8 +381,10 @@ TEST(DeviceSave, AShareOfAShardIsCopiedFromItsPlace) {
                                  {kRows, kColumns},
                                  WholeBox({kRows, kColumns}),
                                  CudaMemory{memory}});
+        AsyncSaveOptions options;
+        options.save.check_replicas = CheckReplicas::kFull;
         const AsyncSaveHandle save =
-            AsyncSave(std::move(state), dir / "a", {}, *stager, *front[rank]);
+            AsyncSave(std::move(state), dir / "a", options, *stager, *front[rank]);
         EXPECT_TRUE(IsOk(save.done().get()));
         EXPECT_LT(save.done().get()->device_bytes, content.size());
       });

@@ -89,9 +89,10 @@ def save(
             on rank 0, and warn there, once for each name in the checkpoints of one directory. "error"
             raises PreconditionError on all ranks before anything is written, if tensors differ.
         check_replicas: "samples" compares all of a shard of up to 64 KiB, and 64 samples of 64 bytes of
-            a larger one: that finds replicas that have diverged, not one flipped bit. "full" compares
-            all bytes, which takes one more pass over all that each rank holds. Replicas are not
-            compared with `coordinate=False`.
+            a larger one: that finds replicas that have diverged, not a few elements, and one rank's is
+            stored. "full" compares all bytes, which takes one more pass over all that each rank holds;
+            ranks then share the writing of a large replica. Replicas are not compared with
+            `coordinate=False`.
         timeout: Seconds any rank waits for the others, the slowest rank's writing included.
         upload_to: The name of a copy in another storage, such as "s3://bucket/run/step-100". All ranks upload;
             the call returns when both are durable. If the upload fails, all ranks raise, and the

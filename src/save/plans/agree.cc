@@ -213,8 +213,7 @@ Result<std::vector<std::string>> PlanAgreement::Settle(std::vector<LocalPlan> ot
   if (agreements_ != nullptr) {
     pattern.emplace(plans);
   }
-  // Users of other software's formats expect one rank's tensor, as that software stores it.
-  const bool cuts = format.holds_variants || call_.options.check_replicas == CheckReplicas::kFull;
+  const bool cuts = call_.options.check_replicas == CheckReplicas::kFull;
   VARVE_ASSIGN_OR_RETURN(settled, varve::Settle(plans, keeps ? Differing::kKeep : Differing::kFirst,
                                                 pattern ? &*pattern : nullptr,
                                                 cuts ? Replicas::kCut : Replicas::kWhole));
