@@ -7,8 +7,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ import programs
 import pytest
 import torch
 from cache_jobs import digest_of, read_for_ever, read_ranks
+from command_line import command
 from disks import mounted
 from ranks import fork_context, run_ranks
 from web_server import Handler, Web, served
@@ -25,7 +24,6 @@ from web_server import Handler, Web, served
 import varve.torch
 
 MIB = 1 << 20
-VARVE = Path(sys.executable).with_name("varve")
 READ = """
 import sys, logging, hashlib
 logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stdout)
@@ -142,8 +140,7 @@ def test_verify_reads_what_the_server_has(web: Web, cache: Path) -> None:
     url = saved(web, "ck")
     read(cache, url)
     web.sent = 0
-    environment = {**os.environ, "VARVE_CACHE_DIR": str(cache)}
-    subprocess.run([VARVE, "verify", url], check=True, capture_output=True, env=environment)
+    command("verify", url, VARVE_CACHE_DIR=str(cache))
     assert web.sent > 24 * MIB
 
 

@@ -6,8 +6,6 @@ import gc
 import json
 import logging
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint
 from async_jobs import state_of, wait_until
+from command_line import command
 from event_jobs import save_and_load_on_ranks
 from ranks import run_ranks
 
@@ -160,11 +159,9 @@ def test_the_agent_writes_a_log(agent: str, tmp_path: Path) -> None:
     with Stager(executor="process") as stager:
         async_save(state_of(1), tmp_path / "c", stager=stager).result()
     varve.agent.stop(600.0)
-    command = [Path(sys.executable).with_name("varve"), "agent", "log", "--directory", agent]
 
     def log() -> list[str]:
-        ended = subprocess.run(command, check=True, capture_output=True, text=True)
-        return ended.stdout.splitlines()
+        return command("agent", "log", "--directory", agent).splitlines()
 
     wait_until(lambda: log()[-1].endswith("the agent has ended"))  # Its process ends after stop.
     lines = log()
@@ -181,8 +178,7 @@ def test_the_agent_writes_a_log(agent: str, tmp_path: Path) -> None:
 
 
 def test_a_log_of_an_agent_that_never_ran_is_no_error(tmp_path: Path) -> None:
-    command = [Path(sys.executable).with_name("varve"), "agent", "log", "--directory", tmp_path]
-    log = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    log = command("agent", "log", "--directory", tmp_path)
     assert log == f"no agent has run: there is no {tmp_path / 'agent.log'}\n"
 
 

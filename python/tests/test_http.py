@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import command
 from ranks import run_ranks
 from s3_jobs import load_ranks, save_ranks
 from safetensors.torch import save_file
@@ -28,7 +27,6 @@ from varve.errors import (
     PreconditionError,
 )
 
-VARVE = Path(sys.executable).with_name("varve")
 GOLDEN = Path(__file__).parents[2] / "tests" / "golden"
 MIB = 1 << 20
 
@@ -58,15 +56,7 @@ def saved(web: Web, name: str = "run/step-1", **options: Any) -> str:
 def run(*arguments: str, code: int = 0, **environment: str) -> str:
     """The output of the command line, with short times for failures."""
     times = {"VARVE_HTTP_RETRY_TIMEOUT": "1", "VARVE_HTTP_STALL_TIMEOUT": "1"}
-    ended = subprocess.run(
-        [VARVE, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **times, **environment},
-    )
-    assert ended.returncode == code, ended.stdout + ended.stderr
-    return ended.stdout + ended.stderr
+    return command(*arguments, code=code, **times, **environment)
 
 
 def damaged(web: Web, name: str) -> None:
@@ -176,9 +166,7 @@ def test_writes_are_refused_before_any_request(web: Web) -> None:
     with pytest.raises(InvalidArgumentError, match="only read"):
         varve.torch.async_save(state_of(), url).result()
     for arguments in (["rm", url], ["gc", url], ["repair", url]):
-        ended = subprocess.run([VARVE, *arguments], capture_output=True, text=True, check=False)
-        assert ended.returncode != 0
-        assert "read" in ended.stderr, ended.stderr
+        assert "read" in command(*arguments, code=2)
     assert web.requests == []
 
 

@@ -6,8 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,8 @@ import programs
 import pytest
 import torch
 import torch.distributed.checkpoint
+from buckets import fetch, keys_in
+from command_line import command
 from ranks import run_ranks
 from test_olmo import LAYOUTS, assert_equal_states, states
 
@@ -23,31 +23,6 @@ import varve
 import varve.olmo as olmo
 import varve.torch
 from varve.olmo import _remote
-
-VARVE = Path(sys.executable).with_name("varve")
-
-
-@pytest.fixture
-def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An empty bucket, through the eyes of boto3. Its environment is this process's."""
-    boto3 = pytest.importorskip("boto3")
-    for name, value in s3_server.items():
-        monkeypatch.setenv(name, value)
-    made = boto3.resource("s3").Bucket(f"varve-{uuid.uuid4().hex[:12]}")
-    made.create()
-    yield made
-
-
-def keys_below(bucket: Any, prefix: str) -> list[str]:
-    return sorted(one.key for one in bucket.objects.filter(Prefix=prefix))
-
-
-def mirror(bucket: Any, prefix: str, directory: Path) -> None:
-    """Copies objects as files, as `aws s3 sync` does."""
-    for key in keys_below(bucket, prefix):
-        path = directory / key[len(prefix) :].lstrip("/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        bucket.download_file(key, str(path))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -59,7 +34,7 @@ def test_a_checkpoint_is_uploaded_and_restored_from_there(
     here = {p.relative_to(path).as_posix(): p.read_bytes() for p in path.rglob("*") if p.is_file()}
     there = {
         key[len("run/step1/") :]: bucket.Object(key).get()["Body"].read()
-        for key in keys_below(bucket, "run/step1/")
+        for key in keys_in(bucket, "run/step1/")
     }
     assert there == here and "config.yaml" in there
     assert os.listdir(tmp_path) == ["step1"]  # No note is left.
@@ -84,9 +59,7 @@ def test_a_remote_checkpoint_is_replaced_in_place_only(
     for _, refused in results:
         assert "in place" in refused and "is published and stays" in refused
     assert_equal_states(varve.torch.read(remote), states(results[0][0]))
-    assert [
-        key for key in keys_below(bucket, "run/") if "varve" in key and "probe" not in key
-    ] == []
+    assert [key for key in keys_in(bucket, "run/") if "varve" in key and "probe" not in key] == []
 
 
 def test_uploads_in_the_background(s3_server: dict[str, str], bucket: Any, tmp_path: Path) -> None:
@@ -114,7 +87,7 @@ def test_each_node_uploads_its_own_files(
         f"{folder}/rank{rank}.pt" for folder in ("model", "optim", "train") for rank in range(4)
     }
     expected = sorted(f"run/step1/{name}" for name in (*names, "config.yaml", "metadata.yaml"))
-    assert keys_below(bucket, "run/step1/") == expected
+    assert keys_in(bucket, "run/step1/") == expected
     assert run_ranks(2, jobs.restore, s3_server, remote, None)[0][1] == 100
 
 
@@ -129,9 +102,9 @@ def test_a_failed_upload_keeps_the_local_checkpoint_and_raises_everywhere(
     for rank in (0, 1):
         os.rmdir(tmp_path / f"step1-{rank}")  # Their working directories: nothing was made in them.
     assert varve.verify(path) == []
-    assert not [key for key in keys_below(bucket, "run/step1") if key.endswith("config.yaml")]
+    assert not [key for key in keys_in(bucket, "run/step1") if key.endswith("config.yaml")]
     # The command makes the upload, and the note goes.
-    subprocess.run([VARVE, "upload", str(path), remote], check=True, capture_output=True)
+    command("upload", path, remote)
     assert varve.diff(str(path), remote) == []
     assert os.listdir(tmp_path) == ["step1"]
 
@@ -141,8 +114,7 @@ def test_a_mirror_is_read_where_it_is_one(
 ) -> None:
     path, remote = tmp_path / "step1", f"s3://{bucket.name}/run/step1"
     wanted = states(run_ranks(2, jobs.save, s3_server, "torch_new", str(path), remote)[0])
-    cache = tmp_path / "cache"
-    mirror(bucket, "run/step1/", cache)
+    cache = fetch(bucket, "run/step1", tmp_path / "cache")
     from varve.olmo._remote import readable
 
     assert readable(remote, cache) == str(cache)
@@ -170,7 +142,7 @@ def test_a_model_and_its_optimizer_go_there_and_come_back(
     results = run_ranks(2, jobs.save_model_and_optim, s3_server, str(tmp_path / "step1"), remote)
     for found, wanted in results:
         assert_equal_states(states(found), states(wanted))
-    assert keys_below(bucket, "run/step1/model_and_optim/")[0].endswith(".metadata")
+    assert keys_in(bucket, "run/step1/model_and_optim/")[0].endswith(".metadata")
 
 
 def test_the_storage_classes_of_dcp(s3_server: dict[str, str], bucket: Any, tmp_path: Path) -> None:

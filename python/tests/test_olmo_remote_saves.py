@@ -10,9 +10,9 @@ from typing import Any
 import olmo_remote_jobs as jobs
 import pytest
 import torch
+from buckets import keys_in
 from ranks import collect, run_ranks
 from test_olmo import LAYOUTS, assert_equal_states, states
-from test_s3 import keys_in
 
 import varve
 import varve.olmo as olmo

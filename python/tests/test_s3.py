@@ -15,23 +15,13 @@ from typing import Any
 import programs
 import pytest
 import torch
+from buckets import fetch, keys_in
+from command_line import command
 from ranks import fork_context, run_ranks
 from s3_jobs import die_in_a_save, load_ranks, save_asynchronously, save_ranks
 
 import varve
 import varve.torch
-
-VARVE = Path(sys.executable).with_name("varve")
-
-
-def keys_in(bucket: Any) -> list[str]:
-    return sorted(one.key for one in bucket.objects.all())
-
-
-def run(*arguments: str, code: int = 0) -> str:
-    ended = subprocess.run([VARVE, *arguments], capture_output=True, text=True, check=False)
-    assert ended.returncode == code, ended.stderr
-    return ended.stdout + ended.stderr
 
 
 def small_state(value: int = 1) -> dict[str, Any]:
@@ -42,7 +32,7 @@ def test_two_ranks_save_and_three_load(s3_server: dict[str, str], bucket: Any) -
     path = f"s3://{bucket.name}/run/step-1"
     run_ranks(2, save_ranks, s3_server, path, 5, False)
     assert run_ranks(3, load_ranks, s3_server, path) == [(5, True)] * 3
-    assert "clean" in run("verify", path)
+    assert "clean" in command("verify", path)
     folders = {key.rsplit("/", 1)[0] for key in keys_in(bucket)}
     assert len(folders) == 2  # The record's, and that of the data.
 
@@ -58,7 +48,7 @@ def test_r2_and_weka_are_servers_with_an_endpoint_of_their_own(
     path = f"r2://{bucket.name}/run/step-1"
     varve.torch.save(small_state(3), path)
     assert varve.torch.read(path)["step"] == 3
-    assert "clean" in run("verify", path)
+    assert "clean" in command("verify", path)
     assert any(key.startswith("run/step-1/") for key in keys_in(bucket))
 
 
@@ -110,19 +100,19 @@ def test_the_command_line_takes_objects_everywhere(bucket: Any, tmp_path: Path) 
     run_path = f"s3://{bucket.name}/run"
     for step in (1, 2):
         varve.torch.save(small_state(step), f"{run_path}/step-{step}")
-    assert run("latest", run_path).strip() == f"{run_path}/step-2"
-    assert "step-1" in run("ls", run_path)
-    assert "model" in run("inspect", f"{run_path}/step-1")
-    assert "different: 2" in run("diff", f"{run_path}/step-1", f"{run_path}/step-2", code=1)
-    run("convert", f"{run_path}/step-2", str(tmp_path / "dcp"), "--to", "dcp")
-    run("convert", str(tmp_path / "dcp"), f"{run_path}/step-3", "--to", "varve")
+    assert command("latest", run_path).strip() == f"{run_path}/step-2"
+    assert "step-1" in command("ls", run_path)
+    assert "model" in command("inspect", f"{run_path}/step-1")
+    assert "different: 2" in command("diff", f"{run_path}/step-1", f"{run_path}/step-2", code=1)
+    command("convert", f"{run_path}/step-2", str(tmp_path / "dcp"), "--to", "dcp")
+    command("convert", str(tmp_path / "dcp"), f"{run_path}/step-3", "--to", "varve")
     assert torch.equal(
         varve.torch.read(f"{run_path}/step-3", flat=True)["model.w"], small_state(2)["model"]["w"]
     )
     single = f"{run_path}/m.safetensors"
-    run("convert", f"{run_path}/step-2", single, "--to", "safetensors")
+    command("convert", f"{run_path}/step-2", single, "--to", "safetensors")
     assert torch.equal(varve.torch.read(single, flat=True)["model.w"], small_state(2)["model"]["w"])
-    run("rm", f"{run_path}/step-1")
+    command("rm", f"{run_path}/step-1")
     assert not any("step-1/" in key for key in keys_in(bucket))
 
 
@@ -130,12 +120,9 @@ def test_a_copy_on_disk_is_a_checkpoint(bucket: Any, tmp_path: Path) -> None:
     path = f"s3://{bucket.name}/c"
     for value in (1, 2):
         varve.torch.save(small_state(value), path, overwrite=True)
-    for one in bucket.objects.all():
-        target = tmp_path / one.key
-        target.parent.mkdir(parents=True, exist_ok=True)
-        bucket.download_file(one.key, str(target))
-    assert varve.torch.read(tmp_path / "c")["step"] == 2
-    assert varve.verify(tmp_path / "c") == []
+    copy = fetch(bucket, "c", tmp_path)
+    assert varve.torch.read(copy)["step"] == 2
+    assert varve.verify(copy) == []
 
 
 def test_what_is_damaged_is_found(bucket: Any) -> None:
@@ -147,7 +134,7 @@ def test_what_is_damaged_is_found(bucket: Any) -> None:
     bucket.put_object(Key=name, Body=bytes(stored))
     with pytest.raises(varve.CorruptCheckpointError, match="checksum"):
         varve.torch.read(path)
-    assert "checksum mismatch" in run("verify", path, code=1)
+    assert "checksum mismatch" in command("verify", path, code=1)
 
 
 @pytest.mark.parametrize("what", ["bucket", "key", "endpoint"])
@@ -187,7 +174,7 @@ def test_a_cache_that_is_set_wrongly_hides_no_checkpoint(
     monkeypatch.setenv("VARVE_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv(name, value)
     for verb, path in (("ls", run_path), ("latest", run_path), ("inspect", f"{run_path}/step-1")):
-        assert f"{name}={value}" in run(verb, path, code=2), verb
+        assert f"{name}={value}" in command(verb, path, code=2), verb
 
 
 def test_what_unshard_leaves_in_a_bucket_is_whole(bucket: Any) -> None:
@@ -204,7 +191,7 @@ def test_the_command_line_says_that_a_server_gives_no_answer(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("VARVE_S3_RETRY_TIMEOUT", "1")
-    told = run("ls", f"s3://{bucket.name}/run", code=2)
+    told = command("ls", f"s3://{bucket.name}/run", code=2)
     assert "tried again in" in told and "given up after" in told
 
 
@@ -212,7 +199,7 @@ def test_unshard_to_a_disk_and_the_paths_of_chunks(bucket: Any, tmp_path: Path) 
     path = f"s3://{bucket.name}/run/step-1"
     state = {"model": {"w": torch.arange(6.0)}}
     varve.torch.save(state, path)
-    run("unshard", path, str(tmp_path / "whole"))
+    command("unshard", path, str(tmp_path / "whole"))
     assert torch.equal(torch.load(tmp_path / "whole" / "model.pt")["w"], state["model"]["w"])
     opened = varve.open(path)
     (chunk,) = opened.tensors["model.w"].chunks
@@ -224,18 +211,14 @@ def test_a_run_whose_name_ends_with_a_slash_is_the_same_run(bucket: Any) -> None
     name = f"s3://{bucket.name}/run/"
     varve.torch.save(small_state(), name + "/step-1")
     assert varve.latest(name) == f"s3://{bucket.name}/run/step-1"
-    assert "step-1" in run("ls", name + "/")
+    assert "step-1" in command("ls", name + "/")
     with pytest.raises(varve.InvalidArgumentError, match=r'no "\." and "\.\."'):
         varve.torch.save(small_state(), name + "../other/step-1")
 
 
 def test_a_copy_on_a_disk_is_replaced_with_all_its_files(bucket: Any, tmp_path: Path) -> None:
     varve.torch.save(small_state(), f"s3://{bucket.name}/run/step-1", files={"a/b.txt": b"b"})
-    for key in keys_in(bucket):
-        copied = tmp_path / key
-        copied.parent.mkdir(parents=True, exist_ok=True)
-        bucket.download_file(key, str(copied))
-    copy = tmp_path / "run" / "step-1"
+    copy = fetch(bucket, "run/step-1", tmp_path)
     (copy / "eval.json").write_text("{}")
     varve.torch.save(small_state(2), copy, overwrite=True)
     assert varve.verify(copy) == []
@@ -252,7 +235,7 @@ def test_a_name_whose_save_died_says_so(bucket: Any) -> None:
     varve.torch.save(small_state(), path)
     bucket.Object("run/step-1/varve.json").delete()
     for verb in ("verify", "inspect"):
-        assert "a save of step-1 is under way, or it or its removal has died" in run(
+        assert "a save of step-1 is under way, or it or its removal has died" in command(
             verb, path, code=2
         )
     with pytest.raises(varve.InvalidArgumentError, match="Varve uses itself"):
@@ -354,13 +337,13 @@ def test_unshard_writes_whole_states_into_a_bucket(bucket: Any, tmp_path: Path) 
     state = {"model": {"w": torch.arange(6.0)}, "optim": {"state": {"w": torch.ones(6)}}}
     varve.torch.save(state, tmp_path / "sharded")
     where = f"s3://{bucket.name}/whole"
-    run("unshard", str(tmp_path / "sharded"), where)
+    command("unshard", str(tmp_path / "sharded"), where)
     assert keys_in(bucket) == ["whole/.varve-uploaded", "whole/model.pt", "whole/optim.pt"]
     assert torch.equal(varve.torch.read(f"{where}/model.pt")["w"], torch.arange(6.0))
-    assert "is there" in run("unshard", str(tmp_path / "sharded"), where, code=2)
+    assert "is there" in command("unshard", str(tmp_path / "sharded"), where, code=2)
     varve.torch.save({"model": {"w": torch.zeros(6)}}, tmp_path / "sharded", overwrite=True)
-    run("unshard", str(tmp_path / "sharded"), where, "--overwrite", "--olmo-safetensors")
-    run("unshard", str(tmp_path / "sharded"), where, "--overwrite")
+    command("unshard", str(tmp_path / "sharded"), where, "--overwrite", "--olmo-safetensors")
+    command("unshard", str(tmp_path / "sharded"), where, "--overwrite")
     assert torch.equal(varve.torch.read(f"{where}/model.pt")["w"], torch.zeros(6))
 
 
@@ -371,14 +354,9 @@ def test_one_file_does_not_take_the_name_of_a_directory(bucket: Any) -> None:
     before = keys_in(bucket)
     for target in (run, f"{run}/step-1", f"{run}/step-2"):
         for verb in (["export"], ["convert", "--to", "torch"]):
-            done = subprocess.run(
-                [VARVE, verb[0], f"{run}/step-1", target, *verb[1:], "--overwrite"],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 2 and "is a directory" in done.stderr, done
+            told = command(verb[0], f"{run}/step-1", target, *verb[1:], "--overwrite", code=2)
+            assert "is a directory" in told
     assert keys_in(bucket) == before
-    subprocess.run([VARVE, "export", f"{run}/step-1", f"{run}/one.safetensors"], check=True)
+    command("export", f"{run}/step-1", f"{run}/one.safetensors")
     with pytest.raises(varve.PreconditionError, match="one object and no directory"):
         varve.remove(f"{run}/one.safetensors")

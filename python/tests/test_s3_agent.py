@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,8 @@ from varve.torch import Stager, async_save
 
 
 @pytest.fixture
-def prefix(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An empty bucket. Its environment is this process's."""
-    boto3 = pytest.importorskip("boto3")
-    for name, value in s3_server.items():
-        monkeypatch.setenv(name, value)
-    bucket = boto3.resource("s3").Bucket(f"varve-{uuid.uuid4().hex[:12]}")
-    bucket.create()
-    yield f"s3://{bucket.name}/run"
+def prefix(bucket: Any) -> str:
+    return f"s3://{bucket.name}/run"
 
 
 def names_of(prefix: str) -> list[str]:

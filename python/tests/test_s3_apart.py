@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from async_jobs import save_uncoordinated as save_apart_in_background
+from command_line import command
 from rank_jobs import load_uncoordinated, save_uncoordinated
 from ranks import run_ranks
 from s3_jobs import in_environment
 
 import varve
 import varve.torch
-
-VARVE = Path(sys.executable).with_name("varve")
-
-
-def run(*arguments: str) -> str:
-    ended = subprocess.run([VARVE, *arguments], capture_output=True, text=True, check=False)
-    return ended.stdout + ended.stderr
 
 
 def test_they_are_one_checkpoint_when_the_last_has_saved(
@@ -37,14 +29,14 @@ def test_they_are_one_checkpoint_when_the_last_has_saved(
             call(path)
     run_ranks(3, in_environment, s3_server, save_uncoordinated, path, b"a" * 16, (1,))
     assert run_ranks(2, in_environment, s3_server, load_uncoordinated, path) == [0, 1]
-    assert "clean" in run("verify", path)
-    assert run("latest", f"s3://{bucket.name}/run").strip() == path
-    run("upload", path, str(tmp_path / "copy"))
+    assert "clean" in command("verify", path)
+    assert command("latest", f"s3://{bucket.name}/run").strip() == path
+    command("upload", path, str(tmp_path / "copy"))
     assert varve.torch.read(tmp_path / "copy")["step"] == 4
     before = sorted(one.key for one in bucket.objects.all())
     assert varve.repair(path) is False  # It has no index, and needs none.
     assert sorted(one.key for one in bucket.objects.all()) == before
-    assert "removed" in run("rm", path)
+    assert "removed" in command("rm", path)
     assert not list(bucket.objects.all())
 
 

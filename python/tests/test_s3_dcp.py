@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from buckets import fetch, keys_in
+from command_line import command
 from ranks import errors_of_ranks, run_ranks
 from s3_dcp_jobs import die_in_an_upload, load_dcp, save_dcp
 from s3_jobs import load_ranks
-from test_s3 import keys_in, run, small_state
+from test_s3 import small_state
 
 import varve
 import varve.torch
@@ -55,14 +57,6 @@ def load_by_torch(reader: Any) -> int:
     return int(state["step"])
 
 
-def fetch(bucket: Any, prefix: str, directory: Path) -> Path:
-    for one in bucket.objects.filter(Prefix=prefix):
-        target = directory / one.key
-        target.parent.mkdir(parents=True, exist_ok=True)
-        bucket.download_file(one.key, str(target))
-    return directory / prefix
-
-
 @pytest.mark.parametrize("how", WAYS)
 def test_ranks_save_over_a_checkpoint_and_anyone_loads(
     s3_server: dict[str, str],
@@ -80,8 +74,8 @@ def test_ranks_save_over_a_checkpoint_and_anyone_loads(
         assert len(keys) == (4 if how == "by threads" else 3)
     assert run_ranks(3, load_dcp, s3_server, path) == [(5, True)] * 3
     assert run_ranks(1, load_ranks, s3_server, path) == [(5, True)]
-    assert "clean" in run("verify", path)
-    assert "dcp" in run("ls", f"s3://{bucket.name}/run")
+    assert "clean" in command("verify", path)
+    assert "dcp" in command("ls", f"s3://{bucket.name}/run")
     assert load_by_torch(stock_reader(path)) == 5
     # A copy on a disk is a checkpoint, also for torch, and is replaced as one.
     copy = fetch(bucket, "run/step-1", tmp_path)
@@ -137,7 +131,7 @@ def test_a_checkpoint_of_torchs_is_read_and_replaced(
     assert load_by_torch(stock_reader(path)) == 4
     assert len(keys_in(bucket)) == 3
     assert "c/notes.txt" in keys_in(bucket)
-    run("rm", path)
+    command("rm", path)
     assert keys_in(bucket) == []
 
 
@@ -166,11 +160,11 @@ def test_files_of_the_checkpoint_are_below_it_and_come_back(bucket: Any) -> None
 def test_convert_makes_one_and_reads_one(bucket: Any) -> None:
     native, made = (f"s3://{bucket.name}/run/{name}" for name in ("step-1", "step-1-dcp"))
     varve.torch.save(whole_state(2), native)
-    run("convert", native, made, "--to", "dcp")
+    command("convert", native, made, "--to", "dcp")
     assert load_by_torch(stock_reader(made)) == 2
-    assert "already holds" in run("convert", native, made, "--to", "dcp", code=2)
-    run("convert", native, made, "--to", "dcp", "--overwrite")
-    run("diff", native, made)
+    assert "already holds" in command("convert", native, made, "--to", "dcp", code=2)
+    command("convert", native, made, "--to", "dcp", "--overwrite")
+    command("diff", native, made)
 
 
 def test_errors_name_what_is_wrong(bucket: Any) -> None:
@@ -195,7 +189,7 @@ def test_a_rank_killed_in_an_upload_leaves_a_whole_checkpoint(
         errors_of_ranks(2, die_in_an_upload, s3_server, path, after, dead=(1,))
         assert varve.verify(path) == []
         assert varve.torch.read(path, flat=True)["step"] in (7, *range(100, 200))
-    report = run("gc", f"s3://{bucket.name}/run")
+    report = command("gc", f"s3://{bucket.name}/run")
     ours = re.compile(r"run/step-1/(\.metadata|varve-data-[0-9a-f]{32}/__[01]_0\.distcp)")
     assert all(ours.fullmatch(key) for key in keys_in(bucket)), report
     run_ranks(2, save_dcp, s3_server, path, 8, "plain")

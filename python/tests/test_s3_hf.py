@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_s3 import keys_in, run
-from test_s3_dcp import fetch
+from buckets import fetch, keys_in
+from command_line import command
 
 import varve
 import varve.torch
@@ -43,11 +43,11 @@ def test_transformers_opens_a_copy_and_an_overwrite_replaces_it(
         model = model_of(seed)
         save_native(model, native)
         options = ["--to", "hf", "--shard-size", "30000", "--overwrite"]
-        assert "already holds" not in run("convert", native, made, *options)
+        assert "already holds" not in command("convert", native, made, *options)
         keys = [key for key in keys_in(bucket) if key.startswith("made/")]
         assert {"made/config.json", "made/model.safetensors.index.json"} < set(keys)
         assert len({key.rsplit("/", 1)[0] for key in keys}) == 2, keys
-        assert "clean" in run("verify", made)
+        assert "clean" in command("verify", made)
         state = varve.torch.read(made, flat=True)
         assert all(torch.equal(state[name], w) for name, w in model.state_dict().items())
         copy = fetch(bucket, "made", tmp_path / str(seed))
@@ -56,22 +56,22 @@ def test_transformers_opens_a_copy_and_an_overwrite_replaces_it(
         for name, w in loaded.state_dict().items():
             assert torch.equal(w, model.state_dict()[name])
     before = keys_in(bucket)
-    assert "already holds" in run("convert", native, made, "--to", "hf", code=2)
+    assert "already holds" in command("convert", native, made, "--to", "hf", code=2)
     bucket.put_object(Key="made/config.json", Body=b"{}")
-    told = run("convert", native, made, "--to", "hf", "--overwrite", code=2)
+    told = command("convert", native, made, "--to", "hf", "--overwrite", code=2)
     assert "config.json is there with another content" in told
     assert "varve rm" in told
     assert keys_in(bucket) == before
-    run("rm", made)
+    command("rm", made)
     assert not any(key.startswith("made/") for key in keys_in(bucket))
 
 
 def test_a_copy_on_a_disk_is_replaced_as_a_whole(bucket: Any, tmp_path: Path) -> None:
     native, made = (f"s3://{bucket.name}/{name}" for name in ("native", "made"))
     varve.torch.save({"w": torch.arange(10.0)}, native)
-    run("convert", native, made, "--to", "hf")
+    command("convert", native, made, "--to", "hf")
     copy = fetch(bucket, "made", tmp_path)
-    run("convert", native, str(copy), "--to", "hf", "--overwrite")
+    command("convert", native, str(copy), "--to", "hf", "--overwrite")
     assert sorted(file.name for file in copy.rglob("*")) == [
         "model.safetensors",
         "model.safetensors.index.json",
@@ -85,7 +85,7 @@ def test_a_step_of_a_manager_is_converted_there_and_again(bucket: Any) -> None:
         run_name = f"s3://{bucket.name}/run-{value}"
         with varve.torch.CheckpointManager(run_name, every=1) as manager:
             manager.save(1, {"w": torch.full((10,), value)})
-        run("convert", f"{run_name}/step-00000001", made, "--to", "hf", "--overwrite")
+        command("convert", f"{run_name}/step-00000001", made, "--to", "hf", "--overwrite")
         assert varve.verify(made) == []
         assert torch.all(varve.torch.read(made)["w"] == value)
 

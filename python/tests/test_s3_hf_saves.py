@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from buckets import fetch, keys_in
 from hf_jobs import (
     fail_on_one_rank,
     llama,
@@ -21,8 +22,6 @@ from hf_jobs import (
 from ranks import collect, run_ranks
 from s3_jobs import in_environment
 from test_hf import assert_same, read_by_safetensors
-from test_s3 import keys_in
-from test_s3_dcp import fetch
 
 import varve
 import varve.torch

@@ -10,12 +10,12 @@ import hfai_jobs as jobs
 import hfai_original
 import pytest
 import torch
+from buckets import fetch, keys_in
+from command_line import command
 from hfai_original import assert_same
 from ranks import collect, errors_of_ranks, run_ranks
 from s3_jobs import in_environment
 from test_hfai_ranks import truth_of
-from test_s3 import keys_in, run
-from test_s3_dcp import fetch
 
 import varve
 import varve.hfai
@@ -101,7 +101,7 @@ def test_a_job_that_is_killed_leaves_no_mix(s3_server: dict[str, str], bucket: A
         assert torch.all(model["weight"] == state["step"])
         assert torch.all(model["bias"] == state["step"])
     assert seen
-    run("gc", f"s3://{bucket.name}/run")
+    command("gc", f"s3://{bucket.name}/run")
     run_in(s3_server, 2, jobs.save_one, path, 0, "in_place")
     assert varve.verify(path) == []
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +14,13 @@ import programs
 import pytest
 import s3_jobs
 import torch
+from buckets import keys_in
+from command_line import command
 from ranks import run_ranks
 
 import varve
 import varve.torch
 from varve._manage import _history, _place
-
-VARVE = Path(sys.executable).with_name("varve")
 
 TRAIN = """
 import os, signal, sys, torch, varve.torch
@@ -43,29 +40,8 @@ print("sum", int(state["w"][0]))
 """
 
 
-@pytest.fixture
-def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An empty bucket, through the eyes of boto3. Its environment is this process's."""
-    boto3 = pytest.importorskip("boto3")
-    for name, value in s3_server.items():
-        monkeypatch.setenv(name, value)
-    made = boto3.resource("s3").Bucket(f"varve-{uuid.uuid4().hex[:12]}")
-    made.create()
-    yield made
-
-
-def keys_below(bucket: Any, prefix: str) -> list[str]:
-    return sorted(one.key for one in bucket.objects.filter(Prefix=prefix))
-
-
 def train(run: str, last: int, dies: int = 0) -> subprocess.CompletedProcess[str]:
     return programs.run(TRAIN, run, last, dies, timeout=120)
-
-
-def varve_command(*arguments: str) -> str:
-    ended = subprocess.run([VARVE, *arguments], capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
 
 
 def saved_run(run: str, steps: int, **options: Any) -> None:
@@ -96,15 +72,13 @@ def test_removed_steps_leave_no_object(bucket: Any) -> None:
     run = f"s3://{bucket.name}/run"
     saved_run(run, 5, keep=varve.Keep(last=2))
     assert names_of(run) == ["step-00000004", "step-00000005"]
-    assert not keys_below(bucket, "run/step-00000001") + keys_below(bucket, "run/step-00000003")
+    assert not keys_in(bucket, "run/step-00000001") + keys_in(bucket, "run/step-00000003")
 
 
 def test_a_damaged_step_is_set_aside_and_the_older_one_is_taken(bucket: Any) -> None:
     run = f"s3://{bucket.name}/run"
     saved_run(run, 3)
-    (data,) = [
-        key for key in keys_below(bucket, "run/step-00000003") if key.endswith(".safetensors")
-    ]
+    (data,) = [key for key in keys_in(bucket, "run/step-00000003") if key.endswith(".safetensors")]
     whole = bucket.Object(data).get()["Body"].read()
     bucket.put_object(Key=data, Body=whole[:-8] + b"\xff" * 8)
     state = {"w": torch.zeros(1000, dtype=torch.int64)}
@@ -116,13 +90,13 @@ def test_a_damaged_step_is_set_aside_and_the_older_one_is_taken(bucket: Any) -> 
     # The step was saved anew; what was set aside is still there, also after gc.
     found = [one.state for one in varve.list_checkpoints(run) if one.name == "step-00000003"]
     assert sorted(found) == ["quarantined", "whole"]
-    assert "quarantined" in varve_command("ls", run)
-    varve_command("gc", run)
+    assert "quarantined" in command("ls", run)
+    command("gc", run)
     assert bucket.Object(data).get()["Body"].read()[-8:] == b"\xff" * 8
-    varve_command("rm", f"{run}/step-00000003")
+    command("rm", f"{run}/step-00000003")
     assert [one.state for one in varve.list_checkpoints(run)][-1] == "quarantined"
-    varve_command("rm", f"{run}/step-00000003")
-    assert not keys_below(bucket, "run/step-00000003")
+    command("rm", f"{run}/step-00000003")
+    assert not keys_in(bucket, "run/step-00000003")
 
 
 def test_a_later_job_takes_the_run_and_the_earlier_one_ends(bucket: Any) -> None:
@@ -150,8 +124,8 @@ def test_a_later_job_takes_the_run_and_the_earlier_one_ends(bucket: Any) -> None
 def test_a_pinned_step_is_not_replaced(bucket: Any) -> None:
     run = f"s3://{bucket.name}/run"
     saved_run(run, 2)
-    varve_command("pin", f"{run}/step-00000002", "--why", "paper")
-    assert "whole, pinned: paper" in varve_command("ls", run)
+    command("pin", f"{run}/step-00000002", "--why", "paper")
+    assert "whole, pinned: paper" in command("ls", run)
     with varve.torch.CheckpointManager(run, every=varve.Every(steps=1)) as manager:
         manager.restore(1, {"w": torch.zeros(1000, dtype=torch.int64)})
         future = manager.save(2, {"w": torch.full((1000,), 7)})
@@ -164,18 +138,18 @@ def test_a_step_that_a_script_saves_is_as_new_as_its_objects(bucket: Any) -> Non
     run = f"s3://{bucket.name}/run"
     saved_run(run, 3)
     varve.torch.save({"w": torch.full((1000,), 4)}, f"{run}/step-00000004")
-    assert varve_command("latest", run).strip() == f"{run}/step-00000004"
+    assert command("latest", run).strip() == f"{run}/step-00000004"
     state = {"w": torch.zeros(1000, dtype=torch.int64)}
     with varve.torch.CheckpointManager(run) as manager:
         assert manager.resume(state) == 4
         assert all(abs(one.time_ns / 1e9 - time.time()) < 600 for one in manager.steps())
-    told = varve_command("prune", run, "--keep", "newer=1")
+    told = command("prune", run, "--keep", "newer=1")
     assert len(names_of(run)) == 4, told
     # Names without a number: the one that was published last, though it is not the last by name.
     for name in ("b", "a"):
         varve.torch.save(state, f"s3://{bucket.name}/others/{name}")
         time.sleep(1.1)  # The server's times are whole seconds.
-    assert varve_command("latest", f"s3://{bucket.name}/others").strip().endswith("/a")
+    assert command("latest", f"s3://{bucket.name}/others").strip().endswith("/a")
 
 
 @pytest.mark.parametrize("format", ["varve", "dcp"])
@@ -276,25 +250,20 @@ def test_what_is_put_beside_a_step_does_not_make_it_newer(bucket: Any, tmp_path:
 
 
 def test_the_history_is_an_object_for_each_event_and_report_draws_it(
-    bucket: Any, tmp_path: Path
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = f"s3://{bucket.name}/run"
     saved_run(run, 3, keep=varve.Keep(last=1))
     events = [line["event"] for line in _history.read(run)]
     assert events[0] == "start" and events[-1] == "end"
     assert events.count("save") == 3 and events.count("remove") == 2
-    assert len(keys_below(bucket, "run/varve-history/")) == len(events)
-    told = json.loads(varve_command("report", run, "--json"))
+    assert len(keys_in(bucket, "run/varve-history/")) == len(events)
+    told = json.loads(command("report", run, "--json"))
     assert told["saves"] == 3
-    subprocess.run([VARVE, "report", run], check=True, cwd=tmp_path, capture_output=True)
+    monkeypatch.chdir(tmp_path)
+    command("report", run)
     assert "step-00000003" in (tmp_path / "varve-report.html").read_text()
-    refused = subprocess.run(
-        [VARVE, "report", run, "-o", f"{run}/page.html"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert refused.returncode != 0 and "a file of this host" in refused.stderr
+    assert "a file of this host" in command("report", run, "-o", f"{run}/page.html", code=2)
 
 
 def test_an_object_asks_the_run_to_end(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +303,7 @@ def test_ranks_share_a_run_and_another_world_goes_on(
     options = {"every": 1, "keep": 2}
     assert run_ranks(2, *job, manager_jobs.save_steps, run, [1, 2, 3], options) == [[1, 2, 3]] * 2
     assert names_of(run) == ["step-00000002", "step-00000003"]
-    (data,) = [k for k in keys_below(bucket, "run/step-00000003") if "/data-00001" in k]
+    (data,) = [k for k in keys_in(bucket, "run/step-00000003") if "/data-00001" in k]
     whole = bucket.Object(data).get()["Body"].read()
     bucket.put_object(Key=data, Body=whole[:-8] + b"\xff" * 8)
     assert run_ranks(3, *job, manager_jobs.resume, run, {}) == [(2, 2.0, True)] * 3

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -395,17 +394,6 @@ def test_steps_that_are_multiples_of_keep_every_stay(tmp_path: Path) -> None:
 
 
 # ---- An object store
-
-
-@pytest.fixture
-def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An empty bucket, through the eyes of boto3."""
-    boto3 = pytest.importorskip("boto3")
-    for name, value in s3_server.items():
-        monkeypatch.setenv(name, value)
-    made = boto3.resource("s3").Bucket(f"varve-{uuid.uuid4().hex[:12]}")
-    made.create()
-    return made
 
 
 def test_an_object_store_holds_the_steps_and_the_newest_good_one_is_resumed_from(

@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from buckets import keys_in
+from command_line import command
 from ranks import run_ranks
 from s3_dcp_jobs import save_dcp
 from upload_jobs import (
@@ -27,35 +27,6 @@ from upload_jobs import (
 
 import varve
 import varve.torch
-
-VARVE = Path(sys.executable).with_name("varve")
-
-
-@pytest.fixture
-def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An empty bucket, through the eyes of boto3. Its environment is this process's."""
-    boto3 = pytest.importorskip("boto3")
-    for name, value in s3_server.items():
-        monkeypatch.setenv(name, value)
-    made = boto3.resource("s3").Bucket(f"varve-{uuid.uuid4().hex[:12]}")
-    made.create()
-    yield made
-
-
-def keys_in(bucket: Any) -> list[str]:
-    return sorted(one.key for one in bucket.objects.all())
-
-
-def varve_command(*arguments: str, code: int = 0, **environment: str) -> str:
-    ended = subprocess.run(
-        [VARVE, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
-    assert ended.returncode == code, ended.stderr
-    return ended.stdout + ended.stderr
 
 
 def notes_in(directory: Path) -> list[str]:
@@ -101,15 +72,15 @@ except varve.Error as error:
     assert f"`varve upload --overwrite {tmp_path / 'step-1'} {remote}` makes it" in said, said
     assert varve.verify(tmp_path / "step-1") == []
     assert keys_in(bucket) == []
-    listed = varve_command("ls", str(tmp_path))
+    listed = command("ls", str(tmp_path))
     assert f"its upload to {remote} is pending" in listed
     varve.save({"w": np.arange(10)}, tmp_path / "step-2")
-    assert "is pending" in varve_command("prune", str(tmp_path), "--keep", "last=1")
+    assert "is pending" in command("prune", str(tmp_path), "--keep", "last=1")
     assert (tmp_path / "step-1").is_dir()  # Retention leaves it.
-    assert "uploaded" in varve_command("upload", str(tmp_path / "step-1"), remote)
+    assert "uploaded" in command("upload", str(tmp_path / "step-1"), remote)
     assert varve.read(remote)["w"][-1] == 999
     assert notes_in(tmp_path) == []
-    varve_command("prune", str(tmp_path), "--keep", "last=1")
+    command("prune", str(tmp_path), "--keep", "last=1")
     assert not (tmp_path / "step-1").exists()
 
 
@@ -354,6 +325,6 @@ def test_an_upload_names_the_files_that_it_leaves_out(
         f"upload {tmp_path / 'a'}: {', '.join(LEFT_OUT)} are no part of the checkpoint, and are not in "
         "the copy"
     )
-    output = varve_command("upload", str(tmp_path / "a"), str(tmp_path / "c"))
+    output = command("upload", str(tmp_path / "a"), str(tmp_path / "c"))
     assert f"left out, for they are no part of the checkpoint: {', '.join(LEFT_OUT)}" in output
-    assert "left out" not in varve_command("upload", str(tmp_path / "b"), str(tmp_path / "d"))
+    assert "left out" not in command("upload", str(tmp_path / "b"), str(tmp_path / "d"))

@@ -7,8 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +35,6 @@ with varve.torch.CheckpointManager(
             os.kill(os.getpid(), signal.SIGKILL)
 print("sum", int(state["w"][0]))
 """
-
-
-@pytest.fixture
-def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An empty bucket, through the eyes of boto3. Its environment is this process's."""
-    boto3 = pytest.importorskip("boto3")
-    for name, value in s3_server.items():
-        monkeypatch.setenv(name, value)
-    made = boto3.resource("s3").Bucket(f"varve-{uuid.uuid4().hex[:12]}")
-    made.create()
-    yield made
 
 
 def train(
