@@ -17,13 +17,8 @@ from varve.torch import Stager, async_save, defer_save
 STAGING, SUBMITTED = 1, 2
 
 
-def use_agent(directory: str) -> None:
-    os.environ["VARVE_AGENT_DIR"] = directory
-
-
-def save_for_ever(agent: str, directory: str, phase: Any, first: int, mebibytes: int) -> None:
+def save_for_ever(directory: str, phase: Any, first: int, mebibytes: int) -> None:
     """Saves one step after the other, until it is killed."""
-    use_agent(agent)
     with Stager(executor="process", memory_budget=8 * mebibytes << 20) as stager:
         for value in range(first, first + 1000):
             state = state_of(value, mebibytes)
@@ -33,9 +28,8 @@ def save_for_ever(agent: str, directory: str, phase: Any, first: int, mebibytes:
             handle.result()
 
 
-def keep_for_ever(agent: str, directory: str, kept: Any, mebibytes: int) -> None:
+def keep_for_ever(directory: str, kept: Any, mebibytes: int) -> None:
     """Has the agent keep one step after the other, until it is killed; `kept` is the newest."""
-    use_agent(agent)
     with Stager(executor="process", memory_budget=3 * mebibytes << 20) as stager:
         state = state_of(0, mebibytes)
         for value in range(1, 100_000):
@@ -46,9 +40,8 @@ def keep_for_ever(agent: str, directory: str, kept: Any, mebibytes: int) -> None
             kept.value = value
 
 
-def ranks_keep_for_ever(rank: int, size: int, agent: str, directory: str, victim: int) -> None:
+def ranks_keep_for_ever(rank: int, size: int, directory: str, victim: int) -> None:
     """The same on several ranks, until one kills itself and the others are ended by that."""
-    use_agent(agent)
     stager = Stager(executor="process", memory_budget=1 << 30, timeout=20.0)
     for value in range(1, 100_000):
         dies = rank == victim and value == 7
@@ -65,9 +58,8 @@ def ranks_keep_for_ever(rank: int, size: int, agent: str, directory: str, victim
             return  # As a trainer of which a rank was lost.
 
 
-def save_once_and_wait(agent: str, path: str, phase: Any, value: int, mebibytes: int) -> None:
+def save_once_and_wait(path: str, phase: Any, value: int, mebibytes: int) -> None:
     """Submits one save, slowly written, and waits to be killed."""
-    use_agent(agent)
     async_save(
         state_of(value, mebibytes),
         path,
@@ -78,9 +70,8 @@ def save_once_and_wait(agent: str, path: str, phase: Any, value: int, mebibytes:
     time.sleep(600)
 
 
-def ranks_submit_and_die(rank: int, size: int, agent: str, directory: str) -> None:
+def ranks_submit_and_die(rank: int, size: int, directory: str) -> None:
     """All ranks save twice, and do not see the end of the second."""
-    use_agent(agent)
     state = {"own": {f"rank{rank}": state_of(rank, 20)["w"]}, "all": state_of(7, 20)["w"]}
     async_save(state, os.path.join(directory, "1"), executor="process").result()
     handle = async_save(
@@ -91,11 +82,8 @@ def ranks_submit_and_die(rank: int, size: int, agent: str, directory: str) -> No
     os.kill(os.getpid(), 9)
 
 
-def one_rank_dies_while_staging(
-    rank: int, size: int, agent: str, directory: str, victim: int
-) -> str:
+def one_rank_dies_while_staging(rank: int, size: int, directory: str, victim: int) -> str:
     """One rank dies before its copy is submitted; the others see their save fail."""
-    use_agent(agent)
     stager = Stager(executor="process", memory_budget=1 << 30, timeout=5.0)
     state = {f"rank{rank}": state_of(rank)["w"]}
     async_save(state, os.path.join(directory, "1"), stager=stager).result()
@@ -107,9 +95,8 @@ def one_rank_dies_while_staging(
     return str(async_save(state, path, stager=stager, timeout=5.0).exception(120))
 
 
-def load_on_ranks(rank: int, size: int, agent: str, path: str) -> int:
+def load_on_ranks(rank: int, size: int, path: str) -> int:
     """Loads what two ranks have saved; how many bytes came from memory."""
-    use_agent(agent)
     state: dict[str, Any] = {"all": state_of(0, 20)["w"]}
     if rank == 0:
         state["own"] = {f"rank{r}": state_of(0, 20)["w"] for r in range(2)}
@@ -120,9 +107,8 @@ def load_on_ranks(rank: int, size: int, agent: str, path: str) -> int:
     return report.bytes_from_agent
 
 
-def save_and_check(rank: int, size: int, agent: str, directory: str, steps: int) -> bool:
+def save_and_check(rank: int, size: int, directory: str, steps: int) -> bool:
     """Saves of two ranks by the agent equal what was there at the call."""
-    use_agent(agent)
     for step in range(steps):
         state = {f"rank{rank}": state_of(step)}
         handle = async_save(state, os.path.join(directory, str(step)), executor="process")

@@ -47,9 +47,8 @@ class Opaque:
     """A value that needs a pickle."""
 
 
-def async_process(rank: int, size: int, agent: str, path: str, value: Any, layout: Layout) -> str:
+def async_process(rank: int, size: int, path: str, value: Any, layout: Layout) -> str:
     """Saves where a process is asked for: one that works, one over it, and one that fails."""
-    os.environ["VARVE_AGENT_DIR"] = agent
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
     options = {"async_checkpointer_type": AsyncCheckpointerType.PROCESS}
@@ -132,11 +131,8 @@ class Failing:
         pass
 
 
-def engines_stager(
-    rank: int, size: int, agent: str, path: str, executor: str, layout: Layout
-) -> None:
+def engines_stager(rank: int, size: int, path: str, executor: str, layout: Layout) -> None:
     """Saves on a varve.torch.Stager: what it takes, what it refuses, what fails."""
-    os.environ["VARVE_AGENT_DIR"] = agent
     os.environ["MASTER_ADDR"] = "localhost"
     saved = state(size, layout, True)
     with varve.torch.Stager(memory_budget=64 << 20, executor=executor) as stager:

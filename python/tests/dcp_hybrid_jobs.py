@@ -62,9 +62,8 @@ def _save(call: str, state: dict[str, Any], path: str, group: Any) -> None:
     dcp.async_save(state, checkpoint_id=path, process_group=group, **options).result()
 
 
-def one_group_saves(rank: int, size: int, call: str, path: str, agent: str) -> None:
+def one_group_saves(rank: int, size: int, call: str, path: str) -> None:
     """The first shard group saves, the other ranks do not call; then all ranks load."""
-    os.environ["VARVE_AGENT_DIR"] = agent
     os.environ["MASTER_ADDR"] = "localhost"
     mesh = _mesh(size)
     model, optimizer = _training(mesh)

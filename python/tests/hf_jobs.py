@@ -45,9 +45,8 @@ def sharded(state: dict[str, torch.Tensor], mesh: Any, draw: random.Random) -> d
 
 
 def save_random_states(
-    rank: int, size: int, agent: str, directory: str, seeds: list[int], executor: str | None
+    rank: int, size: int, directory: str, seeds: list[int], executor: str | None
 ) -> None:
-    os.environ["VARVE_AGENT_DIR"] = agent
     mesh = init_device_mesh("cpu", (size,))
     for seed in seeds:
         draw = random.Random(seed)
@@ -76,8 +75,7 @@ def llama(tied: bool = True) -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
-def save_llama(rank: int, size: int, agent: str, path: str, how: str) -> dict[str, Any]:
-    os.environ["VARVE_AGENT_DIR"] = agent
+def save_llama(rank: int, size: int, path: str, how: str) -> dict[str, Any]:
     model = llama()
     for layer in model.model.layers:
         fully_shard(layer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import warnings
 from collections.abc import Iterator
@@ -61,9 +60,8 @@ def summary(state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def save(rank: int, size: int, path: str, how: str, options: dict[str, Any], agent: str) -> Any:
+def save(rank: int, size: int, path: str, how: str, options: dict[str, Any]) -> Any:
     """Returns names that differ, of tensors and values, and what was warned of."""
-    os.environ["VARVE_AGENT_DIR"] = agent
     with warned() as texts:
         if how == "save":
             report: Any = varve.torch.save(state_of(rank), path, **options)

@@ -19,14 +19,12 @@ import varve.olmo as olmo
 def save(
     rank: int,
     size: int,
-    environment: dict[str, str],
     layout: str,
     path: str,
     upload_to: str,
     seed: int = 1,
     **options: Any,
 ) -> bytes:
-    os.environ.update(environment)
     model, optim = jobs.trained("fsdp1", size, seed)
     checkpointer = jobs.CHECKPOINTERS[layout](jobs.Config(overwrite=True), **options)
     state = jobs.state_of_trainer(rank)
@@ -38,7 +36,6 @@ def save(
 def save_remotely(
     rank: int,
     size: int,
-    environment: dict[str, str],
     layout: str,
     remote: str,
     spool: str,
@@ -48,7 +45,6 @@ def save_remotely(
     **options: Any,
 ) -> tuple[bytes, str]:
     """Saves straight into a bucket. Returns what was saved, and the error."""
-    os.environ.update(environment)
     tempfile.tempdir = spool
     model, optim = jobs.trained(kind, size, seed)
     checkpointer = jobs.CHECKPOINTERS[layout](jobs.Config(overwrite=overwrite), **options)
@@ -63,7 +59,6 @@ def save_remotely(
 def save_remotely_on_nodes(
     rank: int,
     size: int,
-    environment: dict[str, str],
     layout: str,
     kind: str,
     remote: str,
@@ -73,22 +68,15 @@ def save_remotely_on_nodes(
     os.environ["FS_LOCAL_RANK"] = str(rank % 2)
     disk = f"{root}/node{rank // 2}"
     os.makedirs(disk, exist_ok=True)
-    return save_remotely(rank, size, environment, layout, remote, disk, kind=kind)
+    return save_remotely(rank, size, layout, remote, disk, kind=kind)
 
 
-def save_in_place(
-    rank: int, size: int, environment: dict[str, str], layout: str, remote: str, spool: str
-) -> tuple[bytes, str]:
-    return save_remotely(
-        rank, size, environment, layout, remote, spool, 2, True, remote_overwrite="in_place"
-    )
+def save_in_place(rank: int, size: int, layout: str, remote: str, spool: str) -> tuple[bytes, str]:
+    return save_remotely(rank, size, layout, remote, spool, 2, True, remote_overwrite="in_place")
 
 
-def save_remotely_and_die(
-    rank: int, size: int, environment: dict[str, str], remote: str, spool: str
-) -> None:
+def save_remotely_and_die(rank: int, size: int, remote: str, spool: str) -> None:
     """Kills this process in its uploads, which are slow."""
-    os.environ.update(environment)
     os.environ["VARVE_S3_MAX_BANDWIDTH"] = "20000"
 
     def kill() -> None:
@@ -100,14 +88,11 @@ def save_remotely_and_die(
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=kill).start()
-    save_remotely(rank, size, environment, "torch_legacy", remote, spool)
+    save_remotely(rank, size, "torch_legacy", remote, spool)
 
 
-def save_functions(
-    rank: int, size: int, environment: dict[str, str], remote: str, spool: str
-) -> bytes:
+def save_functions(rank: int, size: int, remote: str, spool: str) -> bytes:
     """OLMo's functions without a checkpointer, with remote directories."""
-    os.environ.update(environment)
     tempfile.tempdir = spool
     model, optim = jobs.trained("fsdp1", size, 1)
     olmo.save_fsdp_model_and_optim_state(remote, model, optim)
@@ -115,27 +100,20 @@ def save_functions(
     return jobs.truth(model, optim)
 
 
-def save_twice(
-    rank: int, size: int, environment: dict[str, str], layout: str, path: str, upload_to: str
-) -> tuple[bytes, str]:
+def save_twice(rank: int, size: int, layout: str, path: str, upload_to: str) -> tuple[bytes, str]:
     """Saves over a remote checkpoint, which is refused, and then in place."""
-    save(rank, size, environment, layout, path, upload_to)
+    save(rank, size, layout, path, upload_to)
     try:
-        save(rank, size, environment, layout, path, upload_to, 2)
+        save(rank, size, layout, path, upload_to, 2)
         refused = ""
     except olmo.OLMoCheckpointError as error:
         refused = f"OLMo: {error}"
     except FileExistsError as error:
         refused = str(error)
-    return save(
-        rank, size, environment, layout, path, upload_to, 2, remote_overwrite="in_place"
-    ), refused
+    return save(rank, size, layout, path, upload_to, 2, remote_overwrite="in_place"), refused
 
 
-def save_in_the_background(
-    rank: int, size: int, environment: dict[str, str], root: str, upload_to: str
-) -> None:
-    os.environ.update(environment)
+def save_in_the_background(rank: int, size: int, root: str, upload_to: str) -> None:
     model, optim = jobs.trained("fsdp1", size)
     checkpointer = olmo.LocalShardedCheckpointer(jobs.Config(), upload_in_background=True)
     for step in (1, 2):
@@ -149,11 +127,8 @@ def save_in_the_background(
     checkpointer.wait_for_uploads()
 
 
-def save_again_while_it_is_uploaded(
-    rank: int, size: int, environment: dict[str, str], path: str, upload_to: str
-) -> list[bytes]:
+def save_again_while_it_is_uploaded(rank: int, size: int, path: str, upload_to: str) -> list[bytes]:
     """Saves two states as one directory, whose uploads are slow. Returns what was saved."""
-    os.environ.update(environment)
     os.environ["VARVE_S3_MAX_BANDWIDTH"] = "20000"
     checkpointer = olmo.LocalShardedCheckpointer(
         jobs.Config(overwrite=True), upload_in_background=True
@@ -168,11 +143,8 @@ def save_again_while_it_is_uploaded(
     return saved
 
 
-def save_on_nodes(
-    rank: int, size: int, environment: dict[str, str], root: str, upload_to: str
-) -> None:
+def save_on_nodes(rank: int, size: int, root: str, upload_to: str) -> None:
     """Ranks of a node share a directory, which stands for its disk."""
-    os.environ.update(environment)
     os.environ["FS_LOCAL_RANK"] = str(rank % 2)
     disk = f"{root}/node{rank // 2}"
     os.makedirs(disk, exist_ok=True)
@@ -182,11 +154,8 @@ def save_on_nodes(
     )
 
 
-def fail(
-    rank: int, size: int, environment: dict[str, str], path: str, upload_to: str
-) -> tuple[str, str, bool]:
+def fail(rank: int, size: int, path: str, upload_to: str) -> tuple[str, str, bool]:
     """An upload that rank 1 cannot make: the error's class, its text, and what a pickle makes of it."""
-    os.environ.update(environment)
     os.environ["VARVE_S3_RETRY_TIMEOUT"] = "1"
     if rank == 1:
         os.environ["AWS_ENDPOINT_URL"] = "http://127.0.0.1:9"
@@ -211,20 +180,14 @@ def fail(
     return "", "", False
 
 
-def restore(
-    rank: int, size: int, environment: dict[str, str], path: str, cache: str | None
-) -> tuple[bytes, int]:
-    os.environ.update(environment)
+def restore(rank: int, size: int, path: str, cache: str | None) -> tuple[bytes, int]:
     model, optim = jobs.made("fsdp1", size, 3)
     checkpointer = olmo.build_sharded_checkpointer(jobs.Config())
     state = checkpointer.restore_checkpoint(path, model, optim, local_cache=cache)
     return jobs.truth(model, optim), state["global_step"]
 
 
-def save_model_and_optim(
-    rank: int, size: int, environment: dict[str, str], path: str, upload_to: str
-) -> tuple[bytes, bytes]:
-    os.environ.update(environment)
+def save_model_and_optim(rank: int, size: int, path: str, upload_to: str) -> tuple[bytes, bytes]:
     model, optim = jobs.trained("fsdp1", size)
     olmo.save_fsdp_model_and_optim_state(path, model, optim, upload_to=upload_to + "/")
     other, again = jobs.made("fsdp1", size, 4)
@@ -232,13 +195,10 @@ def save_model_and_optim(
     return jobs.truth(other, again), jobs.truth(model, optim)
 
 
-def dcp_of_torch(
-    rank: int, size: int, environment: dict[str, str], path: str, upload_to: str
-) -> bool:
+def dcp_of_torch(rank: int, size: int, path: str, upload_to: str) -> bool:
     """torch.distributed.checkpoint with OLMo's writer and reader."""
     import torch.distributed.checkpoint as dcp
 
-    os.environ.update(environment)
     model, _ = jobs.trained("fsdp2", size)
     state = {"model": model.state_dict()}
     writer = olmo.RemoteFileSystemWriter(path, upload_to=upload_to, thread_count=2)

@@ -401,9 +401,8 @@ def save_in_own_group(rank: int, size: int, path: str) -> None:
         varve.torch.save(state, path, process_group=group)
 
 
-def rank_0_saves_alone(rank: int, size: int, directory: str, agent: str) -> None:
+def rank_0_saves_alone(rank: int, size: int, directory: str) -> None:
     """Saves and loads on rank 0 by every way; no other rank makes a call before the barrier."""
-    os.environ["VARVE_AGENT_DIR"] = agent
     if rank == 0:
         for executor in ("thread", "process"):
             with varve.torch.Stager(ALONE, executor=executor) as stager:

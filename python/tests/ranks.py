@@ -36,6 +36,17 @@ def fork_context() -> Any:
     return _context
 
 
+def process_of(function: Callable[..., Any], *args: Any) -> Any:
+    """Returns a process of `fork_context` for `function(*args)`, with the environment of this one."""
+    return fork_context().Process(target=_as_child, args=(dict(os.environ), function, *args))
+
+
+def _as_child(environment: dict[str, str], function: Callable[..., Any], *args: Any) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    function(*args)
+
+
 def _main(rank: int, size: int, store: str, results: Any, function: Any, args: Any) -> None:
     import torch
     import torch.distributed as dist
@@ -63,7 +74,8 @@ def _main(rank: int, size: int, store: str, results: Any, function: Any, args: A
 def run_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """Runs `function(rank, size, *args)` in `size` processes; returns results by rank.
 
-    A rank's exception fails the test. `function` must live in a module *_jobs of this folder.
+    A rank has the environment of this process, and its exception fails the test. `function` must
+    live in a module *_jobs of this folder.
     """
     outcomes = collect(size, function, *args)
     for rank, outcome in outcomes.items():
@@ -86,13 +98,11 @@ def collect(
     size: int, function: Callable[..., Any], *args: Any, dead: tuple[int, ...] = ()
 ) -> dict[int, Any]:
     """The raw outcomes by rank."""
-    context = fork_context()
-    results = context.Queue()
+    results = fork_context().Queue()
     with tempfile.TemporaryDirectory() as directory:
         store = os.path.join(directory, "store")
         processes = [
-            context.Process(target=_main, args=(rank, size, store, results, function, args))
-            for rank in range(size)
+            process_of(_main, rank, size, store, results, function, args) for rank in range(size)
         ]
         for process in processes:
             process.start()

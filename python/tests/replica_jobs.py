@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import Any
 
@@ -27,11 +26,7 @@ def diverged(rank: int, same: bool = False) -> dict[str, Any]:
     }
 
 
-def save_diverged(
-    rank: int, size: int, path: str, how: str, options: dict[str, Any], agent: str = ""
-) -> Outcome:
-    if agent:
-        os.environ["VARVE_AGENT_DIR"] = agent
+def save_diverged(rank: int, size: int, path: str, how: str, options: dict[str, Any]) -> Outcome:
     state = diverged(rank)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

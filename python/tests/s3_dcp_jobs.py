@@ -9,17 +9,14 @@ import time
 from typing import Any
 
 import torch
-from s3_jobs import set_environment, state_of
+from s3_jobs import state_of
 from torch.distributed.checkpoint import state_dict_saver
 
 import varve.torch
 import varve.torch.dcp
 
 
-def save_dcp(
-    rank: int, size: int, environment: dict[str, str], path: str, value: int, how: str
-) -> Any:
-    set_environment(environment)
+def save_dcp(rank: int, size: int, path: str, value: int, how: str) -> Any:
     state = state_of(value, size)
     if how == "format":
         varve.torch.save(state, path, format="dcp", overwrite=True)
@@ -47,8 +44,7 @@ def save_dcp(
     return None
 
 
-def load_dcp(rank: int, size: int, environment: dict[str, str], path: str) -> tuple[int, bool]:
-    set_environment(environment)
+def load_dcp(rank: int, size: int, path: str) -> tuple[int, bool]:
     state = state_of(0, size)
     varve.torch.dcp.load(state, checkpoint_id=path)
     want = state_of(state["step"], size)
@@ -56,11 +52,8 @@ def load_dcp(rank: int, size: int, environment: dict[str, str], path: str) -> tu
     return state["step"], same and torch.equal(state["b"], want["b"])
 
 
-def die_in_an_upload(
-    rank: int, size: int, environment: dict[str, str], path: str, after: float
-) -> None:
+def die_in_an_upload(rank: int, size: int, path: str, after: float) -> None:
     """Saves 128 MiB a rank over and over; rank 1 is killed, and the others give up."""
-    set_environment(environment)
     state = state_of(100, size, 256)  # Once: a mesh that lacks a rank is waited for by torch.
 
     def kill() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from fault_proxy import set_plan
-from s3_jobs import set_environment, state_of
+from s3_jobs import state_of
 
 import varve
 import varve.torch
@@ -29,10 +29,9 @@ class Outcome:
     overwrite: bool = False
 
 
-def set_up(environment: dict[str, str], proxy: str) -> None:
-    set_environment(environment)
+def set_up(proxy: str) -> None:
     os.environ.update(
-        R2_ENDPOINT_URL=environment["AWS_ENDPOINT_URL"],
+        R2_ENDPOINT_URL=os.environ["AWS_ENDPOINT_URL"],
         AWS_ENDPOINT_URL=proxy,
         VARVE_S3_RETRY_TIMEOUT="30",
         VARVE_S3_STALL_TIMEOUT="1",
@@ -75,14 +74,13 @@ def attempt(action: object) -> str:
 def save_with_faults(
     rank: int,
     size: int,
-    environment: dict[str, str],
     proxy: str,
     folder: str,
     kind: str,
     indices: list[tuple[int, bool]],
 ) -> list[Outcome]:
     """Saves once for each index of a request, to a new name or over version 1."""
-    set_up(environment, proxy)
+    set_up(proxy)
     outcomes = []
     for at, overwrite in indices:
         path = f"{folder}/{kind}-{at}-{overwrite:d}"
@@ -103,9 +101,9 @@ def save_with_faults(
 
 
 def load_with_faults(
-    rank: int, size: int, environment: dict[str, str], proxy: str, path: str, kind: str, most: int
+    rank: int, size: int, proxy: str, path: str, kind: str, most: int
 ) -> list[Outcome]:
-    set_up(environment, proxy)
+    set_up(proxy)
     varve.torch.save(state_of(1, size, 1), direct(path))
     outcomes = []
     for at in range(most):
@@ -119,18 +117,14 @@ def load_with_faults(
     return outcomes
 
 
-def save_large(
-    rank: int, size: int, environment: dict[str, str], proxy: str, path: str, mebibytes: int
-) -> None:
-    set_up(environment, proxy)
+def save_large(rank: int, size: int, proxy: str, path: str, mebibytes: int) -> None:
+    set_up(proxy)
     varve.torch.save(state_of(1, size, mebibytes), path)
 
 
-def load_large(
-    rank: int, size: int, environment: dict[str, str], proxy: str, path: str, mebibytes: int
-) -> int:
+def load_large(rank: int, size: int, proxy: str, path: str, mebibytes: int) -> int:
     """Loads into other shards. Returns the bytes of this rank's tensors."""
-    set_up(environment, proxy)
+    set_up(proxy)
     state = state_of(0, size, mebibytes)
     varve.torch.load(state, path)
     want = state_of(1, size, mebibytes)
@@ -138,18 +132,14 @@ def load_large(
     return int(state["w"].to_local().nbytes + state["b"].nbytes)
 
 
-def collect_garbage(
-    rank: int, size: int, environment: dict[str, str], proxy: str, folder: str
-) -> str:
-    set_up(environment, proxy)
+def collect_garbage(rank: int, size: int, proxy: str, folder: str) -> str:
+    set_up(proxy)
     return attempt(lambda: varve.collect_garbage(folder))
 
 
-def die_while_uploading(
-    rank: int, size: int, environment: dict[str, str], proxy: str, path: str, after: float
-) -> Outcome:
+def die_while_uploading(rank: int, size: int, proxy: str, path: str, after: float) -> Outcome:
     """Saves 48 MiB at 12 MB/s a rank; rank 1 is killed meanwhile."""
-    set_up(environment, proxy)
+    set_up(proxy)
     os.environ["VARVE_S3_MAX_BANDWIDTH"] = "12000000"
     varve.torch.save(state_of(1, size, 1), direct(path))
     large = state_of(2, size, 96)

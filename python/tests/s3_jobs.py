@@ -31,33 +31,16 @@ def state_of(value: int, size: int, mebibytes: int = 4) -> dict[str, Any]:
     }
 
 
-def set_environment(environment: dict[str, str]) -> None:
-    os.environ.update(environment)
-
-
-def in_environment(
-    rank: int, size: int, environment: dict[str, str], function: Any, *arguments: Any
-) -> Any:
-    """Calls a function of a rank that knows nothing of a server."""
-    set_environment(environment)
-    return function(rank, size, *arguments)
-
-
-def save_ranks(
-    rank: int, size: int, environment: dict[str, str], path: str, value: int, overwrite: bool
-) -> None:
-    set_environment(environment)
+def save_ranks(rank: int, size: int, path: str, value: int, overwrite: bool) -> None:
     varve.torch.save(state_of(value, size), path, overwrite=overwrite)
 
 
-def save_asynchronously(rank: int, size: int, environment: dict[str, str], path: str) -> None:
-    set_environment(environment)
+def save_asynchronously(rank: int, size: int, path: str) -> None:
     handle = varve.torch.async_save(state_of(3, size), path)
     handle.result(300.0)
 
 
-def load_ranks(rank: int, size: int, environment: dict[str, str], path: str) -> tuple[int, bool]:
-    set_environment(environment)
+def load_ranks(rank: int, size: int, path: str) -> tuple[int, bool]:
     state = state_of(0, size)
     varve.torch.load(state, path)
     want = state_of(state["step"], size)
@@ -65,9 +48,8 @@ def load_ranks(rank: int, size: int, environment: dict[str, str], path: str) -> 
     return state["step"], same and torch.equal(state["b"], want["b"])
 
 
-def die_in_a_save(environment: dict[str, str], path: str, after: float) -> None:
+def die_in_a_save(path: str, after: float) -> None:
     """Saves 512 MiB over and over, and is killed."""
-    set_environment(environment)
     state = {"w": torch.zeros(512 * MIB, dtype=torch.uint8)}
 
     def kill() -> None:
@@ -79,17 +61,15 @@ def die_in_a_save(environment: dict[str, str], path: str, after: float) -> None:
         varve.torch.save(state, path, overwrite=True)
 
 
-def submit_and_die(environment: dict[str, str], agent: str, path: str, value: int) -> None:
+def submit_and_die(path: str, value: int) -> None:
     """Submits one save to the agent, and is killed."""
-    set_environment({**environment, "VARVE_AGENT_DIR": agent})
     handle = varve.torch.async_save(state_of_one(value, 20), path, executor="process")
     handle.wait_staged()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def defer_and_die(rank: int, size: int, agent: str, prefix: str) -> None:
+def defer_and_die(rank: int, size: int, prefix: str) -> None:
     """Leaves six deferred saves with the agent, one after the other, and is killed."""
-    os.environ["VARVE_AGENT_DIR"] = agent
     stager = varve.torch.Stager(executor="process", memory_budget=256 * MIB, timeout=60.0)
     for value in range(1, 7):
         state = {f"rank{rank}": state_of_one(value)["w"], "step": value}
@@ -98,9 +78,8 @@ def defer_and_die(rank: int, size: int, agent: str, prefix: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train_with_agent_and_die(environment: dict[str, str], agent: str, run: str) -> None:
+def train_with_agent_and_die(run: str) -> None:
     """Saves steps 1 to 5 by a manager, and is killed while the agent writes the last."""
-    set_environment({**environment, "VARVE_AGENT_DIR": agent})
     manager = varve.torch.CheckpointManager(run, every=1, executor="process")
     for step in range(1, 6):
         handle = manager.save(step, state_of_one(step))
@@ -109,13 +88,10 @@ def train_with_agent_and_die(environment: dict[str, str], agent: str, run: str) 
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def submit_with_keys_and_die(
-    environment: dict[str, str], agent: str, path: str, seconds: float
-) -> None:
+def submit_with_keys_and_die(path: str, seconds: float) -> None:
     """Submits a save whose keys come from a function and end, and is killed."""
-    given = dict(environment)
-    keys = given.pop("AWS_ACCESS_KEY_ID"), given.pop("AWS_SECRET_ACCESS_KEY")
-    set_environment({**given, "AWS_EC2_METADATA_DISABLED": "true", "VARVE_AGENT_DIR": agent})
+    keys = os.environ.pop("AWS_ACCESS_KEY_ID"), os.environ.pop("AWS_SECRET_ACCESS_KEY")
+    os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
     expires = time.time() + seconds
     varve.set_s3_credentials(lambda: varve.storage.S3Credentials(*keys, expires=expires))
     handle = varve.torch.async_save(

@@ -26,7 +26,7 @@ from agent_jobs import (
     save_once_and_wait,
 )
 from async_jobs import LONG, assert_holds, listed, scribble, state_of, wait_until
-from ranks import collect, fork_context, run_ranks
+from ranks import collect, fork_context, process_of, run_ranks
 from same import same
 
 import varve
@@ -38,9 +38,9 @@ from varve.torch import DeferredReport, DeferredSaveHandle, Stager, async_save, 
 def start(function: Callable[..., None], *arguments: Any) -> tuple[Any, Any]:
     """A process that will be killed, and the phase it is in."""
     phase = fork_context().Value("i", 0, lock=False)
-    process = fork_context().Process(target=function, args=(*arguments[:2], phase, *arguments[2:]))
-    process.start()
-    return process, phase
+    trainer = process_of(function, arguments[0], phase, *arguments[1:])
+    trainer.start()
+    return trainer, phase
 
 
 def kill(process: Any) -> None:
@@ -149,7 +149,7 @@ def test_of_a_killed_trainer_the_newest_copy_in_memory_becomes_a_checkpoint(
     agent: str, tmp_path: Path, seed: int
 ) -> None:
     mebibytes = 20
-    process, kept = start(keep_for_ever, agent, str(tmp_path), mebibytes)
+    process, kept = start(keep_for_ever, str(tmp_path), mebibytes)
     wait_until(lambda: kept.value >= 3)
     time.sleep(random.Random(seed).uniform(0, 0.1))
     kill(process)
@@ -216,7 +216,7 @@ def test_a_child_that_outlives_its_trainer_does_not_keep_it_alive_for_the_agent(
 def test_what_a_killed_trainer_had_submitted_becomes_a_checkpoint(
     agent: str, tmp_path: Path
 ) -> None:
-    process, phase = start(save_once_and_wait, agent, str(tmp_path / "c"), 3, 20)
+    process, phase = start(save_once_and_wait, str(tmp_path / "c"), 3, 20)
     wait_until(lambda: phase.value == SUBMITTED)
     kill(process)
     assert listed(tmp_path) == [], "it was to be killed while it was being written"
@@ -240,7 +240,7 @@ def test_20_kills_of_the_trainer_5_of_them_with_its_agent_leave_whole_checkpoint
     first = 0
     advanced = 0
     for number in range(KILLS):
-        process, phase = start(save_for_ever, agent, str(tmp_path), first, mebibytes)
+        process, phase = start(save_for_ever, str(tmp_path), first, mebibytes)
         wait_until(lambda phase=phase: phase.value != 0)
         wanted = STAGING if number % 2 == 0 else SUBMITTED
         time.sleep(random.random() * 0.2)
@@ -302,21 +302,21 @@ def test_a_save_right_after_a_stop_starts_another_agent(agent: str, tmp_path: Pa
 
 
 def test_ranks_save_together_through_their_agent(agent: str, tmp_path: Path) -> None:
-    assert all(run_ranks(2, save_and_check, agent, str(tmp_path), 5))
+    assert all(run_ranks(2, save_and_check, str(tmp_path), 5))
     assert sorted(os.listdir(tmp_path)) == ["0", "1", "2", "3", "4"]
 
 
 def test_when_all_ranks_are_killed_the_save_they_submitted_is_finished_without_them(
     agent: str, tmp_path: Path
 ) -> None:
-    collect(2, ranks_submit_and_die, agent, str(tmp_path), dead=(0, 1))
+    collect(2, ranks_submit_and_die, str(tmp_path), dead=(0, 1))
     assert "2" not in listed(tmp_path), "it was to be killed while it was being written"
     varve.agent.drain(LONG)
     assert listed(tmp_path) == ["1", "2"]
     ruin(tmp_path / "2")
     # On another layout too.
     for size in (1, 3):
-        assert sum(run_ranks(size, load_on_ranks, agent, str(tmp_path / "2"))) >= size * 20 << 20
+        assert sum(run_ranks(size, load_on_ranks, str(tmp_path / "2"))) >= size * 20 << 20
 
 
 @pytest.mark.slow
@@ -326,7 +326,7 @@ def test_of_killed_ranks_the_newest_copy_that_all_have_becomes_a_checkpoint(
     for victim in range(2):
         directory = tmp_path / str(victim)
         directory.mkdir()
-        collect(2, ranks_keep_for_ever, agent, str(directory), victim, dead=(victim,))
+        collect(2, ranks_keep_for_ever, str(directory), victim, dead=(victim,))
         varve.agent.drain(LONG)
         assert listed(directory) == ["step-6"]  # Of the seventh one rank had no copy yet.
         assert varve.verify(directory / "step-6") == []
@@ -338,7 +338,7 @@ def test_of_killed_ranks_the_newest_copy_that_all_have_becomes_a_checkpoint(
 def test_a_rank_that_dies_before_it_has_submitted_is_named_by_the_others(
     agent: str, tmp_path: Path
 ) -> None:
-    outcomes = collect(2, one_rank_dies_while_staging, agent, str(tmp_path), 1, dead=(1,))
+    outcomes = collect(2, one_rank_dies_while_staging, str(tmp_path), 1, dead=(1,))
     assert "rank 1" in outcomes[0][1]
     assert listed(tmp_path) == ["1"]
 

@@ -42,7 +42,7 @@ def test_any_sharding_becomes_whole_tensors(
     agent: str, tmp_path: Path, size: int, executor: str | None
 ) -> None:
     seeds = list(range(100 * size, 100 * size + 12))
-    run_ranks(size, save_random_states, agent, str(tmp_path), seeds, executor)
+    run_ranks(size, save_random_states, str(tmp_path), seeds, executor)
     for seed in seeds:
         folder = tmp_path / str(seed)
         assert_same(read_by_safetensors(folder), whole_state(seed))
@@ -73,7 +73,7 @@ def test_transformers_opens_what_two_ranks_of_fsdp_save(
     from transformers import AutoModelForCausalLM
 
     folder = tmp_path / "m"
-    loaded = run_ranks(2, save_llama, agent, str(folder), how)
+    loaded = run_ranks(2, save_llama, str(folder), how)
     original = llama()
     weights = {k: v for k, v in original.state_dict().items() if k != "lm_head.weight"}
     assert [one["loaded"] for one in loaded] == [len(weights)] * 2

@@ -88,8 +88,8 @@ def test_values_and_side_files_come_too(web: Web) -> None:
 
 
 def test_ranks_load_their_shards(web: Web) -> None:
-    run_ranks(2, save_ranks, {}, str(web.root / "ck"), 5, False)
-    assert run_ranks(3, load_ranks, {}, web.url + "/ck") == [(5, True)] * 3
+    run_ranks(2, save_ranks, str(web.root / "ck"), 5, False)
+    assert run_ranks(3, load_ranks, web.url + "/ck") == [(5, True)] * 3
 
 
 def test_one_file_is_opened_by_its_own_url(web: Web) -> None:

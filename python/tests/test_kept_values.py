@@ -24,7 +24,7 @@ DIFFERING = ["params", "position", "rng"]
 def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A checkpoint of 3 ranks, of which rank 1 held other values."""
     path = str(tmp_path_factory.mktemp("kept") / "step-1")
-    run_ranks(3, jobs.save, path, "save", {}, "")
+    run_ranks(3, jobs.save, path, "save", {})
     return path
 
 
@@ -35,7 +35,7 @@ def own(rank: int) -> dict[str, Any]:
 @pytest.mark.parametrize("how", ["save", "thread", "process"])
 def test_every_rank_gets_its_own_values_back(how: str, tmp_path: Path, agent: str) -> None:
     path = str(tmp_path / "step-1")
-    first, *others = run_ranks(3, jobs.save, path, how, {}, agent)
+    first, *others = run_ranks(3, jobs.save, path, how, {})
     tensors, objects, texts = first
     assert (tensors, objects) == (["w"], DIFFERING)
     assert len(texts) == 1
@@ -133,7 +133,7 @@ def test_one_value_is_stored_where_that_is_asked_for(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     path = str(tmp_path / "step-1")
-    tensors, objects, texts = run_ranks(2, jobs.save, path, "save", options, "")[0]
+    tensors, objects, texts = run_ranks(2, jobs.save, path, "save", options)[0]
     assert (tensors, objects) == (["w"], DIFFERING)
     assert "saved is the value of the lowest" in texts[0]
     state, kept, merged = run_ranks(2, jobs.load, path, {})[1]

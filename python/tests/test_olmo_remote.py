@@ -27,10 +27,10 @@ from varve.olmo import _remote
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_checkpoint_is_uploaded_and_restored_from_there(
-    layout: str, s3_server: dict[str, str], bucket: Any, tmp_path: Path
+    layout: str, bucket: Any, tmp_path: Path
 ) -> None:
     path, remote = tmp_path / "step1", f"s3://{bucket.name}/run/step1"
-    wanted = states(run_ranks(2, jobs.save, s3_server, layout, str(path), remote)[0])
+    wanted = states(run_ranks(2, jobs.save, layout, str(path), remote)[0])
     here = {p.relative_to(path).as_posix(): p.read_bytes() for p in path.rglob("*") if p.is_file()}
     there = {
         key[len("run/step1/") :]: bucket.Object(key).get()["Body"].read()
@@ -40,7 +40,7 @@ def test_a_checkpoint_is_uploaded_and_restored_from_there(
     assert os.listdir(tmp_path) == ["step1"]  # No note is left.
     shutil.rmtree(path)
     assert_equal_states(varve.torch.read(remote), wanted)
-    found, step = run_ranks(3, jobs.restore, s3_server, remote + "/", None)[0]
+    found, step = run_ranks(3, jobs.restore, remote + "/", None)[0]
     assert_equal_states(states(found), wanted)
     assert step == 100
     model, optim, train = olmo.LocalShardedCheckpointer(jobs.jobs.Config()).unshard_checkpoint(
@@ -52,50 +52,46 @@ def test_a_checkpoint_is_uploaded_and_restored_from_there(
 
 @pytest.mark.parametrize("layout", ["torch_legacy", "torch_new"])
 def test_a_remote_checkpoint_is_replaced_in_place_only(
-    layout: str, s3_server: dict[str, str], bucket: Any, tmp_path: Path
+    layout: str, bucket: Any, tmp_path: Path
 ) -> None:
     path, remote = tmp_path / "step1", f"s3://{bucket.name}/run/step1"
-    results = run_ranks(2, jobs.save_twice, s3_server, layout, str(path), remote)
+    results = run_ranks(2, jobs.save_twice, layout, str(path), remote)
     for _, refused in results:
         assert "in place" in refused and "is published and stays" in refused
     assert_equal_states(varve.torch.read(remote), states(results[0][0]))
     assert [key for key in keys_in(bucket, "run/") if "varve" in key and "probe" not in key] == []
 
 
-def test_uploads_in_the_background(s3_server: dict[str, str], bucket: Any, tmp_path: Path) -> None:
+def test_uploads_in_the_background(bucket: Any, tmp_path: Path) -> None:
     remote = f"s3://{bucket.name}/run"
-    run_ranks(2, jobs.save_in_the_background, s3_server, str(tmp_path), remote)
+    run_ranks(2, jobs.save_in_the_background, str(tmp_path), remote)
     for step in (1, 2):
         assert varve.diff(str(tmp_path / f"step{step}"), f"{remote}/step{step}") == []
 
 
-def test_a_save_of_a_directory_waits_until_it_is_uploaded(
-    s3_server: dict[str, str], bucket: Any, tmp_path: Path
-) -> None:
+def test_a_save_of_a_directory_waits_until_it_is_uploaded(bucket: Any, tmp_path: Path) -> None:
     path, remote = tmp_path / "step1", f"s3://{bucket.name}/run"
-    saved = run_ranks(2, jobs.save_again_while_it_is_uploaded, s3_server, str(path), remote)[0]
+    saved = run_ranks(2, jobs.save_again_while_it_is_uploaded, str(path), remote)[0]
     for seed in (1, 2):
         assert_equal_states(varve.torch.read(f"{remote}/seed{seed}"), states(saved[seed - 1]))
 
 
-def test_each_node_uploads_its_own_files(
-    s3_server: dict[str, str], bucket: Any, tmp_path: Path
-) -> None:
+def test_each_node_uploads_its_own_files(bucket: Any, tmp_path: Path) -> None:
     remote = f"s3://{bucket.name}/run/step1"
-    run_ranks(4, jobs.save_on_nodes, s3_server, str(tmp_path), remote)
+    run_ranks(4, jobs.save_on_nodes, str(tmp_path), remote)
     names = {
         f"{folder}/rank{rank}.pt" for folder in ("model", "optim", "train") for rank in range(4)
     }
     expected = sorted(f"run/step1/{name}" for name in (*names, "config.yaml", "metadata.yaml"))
     assert keys_in(bucket, "run/step1/") == expected
-    assert run_ranks(2, jobs.restore, s3_server, remote, None)[0][1] == 100
+    assert run_ranks(2, jobs.restore, remote, None)[0][1] == 100
 
 
 def test_a_failed_upload_keeps_the_local_checkpoint_and_raises_everywhere(
-    s3_server: dict[str, str], bucket: Any, tmp_path: Path
+    bucket: Any, tmp_path: Path
 ) -> None:
     path, remote = tmp_path / "step1", f"s3://{bucket.name}/run/step1"
-    results = run_ranks(2, jobs.fail, s3_server, str(path), remote)
+    results = run_ranks(2, jobs.fail, str(path), remote)
     for name, text, pickles in results:
         assert name == "OLMoNetworkError" and pickles
         assert "rank 1" in text and "is published and stays" in text
@@ -109,19 +105,15 @@ def test_a_failed_upload_keeps_the_local_checkpoint_and_raises_everywhere(
     assert os.listdir(tmp_path) == ["step1"]
 
 
-def test_a_mirror_is_read_where_it_is_one(
-    s3_server: dict[str, str], bucket: Any, tmp_path: Path
-) -> None:
+def test_a_mirror_is_read_where_it_is_one(bucket: Any, tmp_path: Path) -> None:
     path, remote = tmp_path / "step1", f"s3://{bucket.name}/run/step1"
-    wanted = states(run_ranks(2, jobs.save, s3_server, "torch_new", str(path), remote)[0])
+    wanted = states(run_ranks(2, jobs.save, "torch_new", str(path), remote)[0])
     cache = fetch(bucket, "run/step1", tmp_path / "cache")
     from varve.olmo._remote import readable
 
     assert readable(remote, cache) == str(cache)
     assert readable(remote + "/", f"file://{cache}/") == str(cache)
-    assert_equal_states(
-        states(run_ranks(2, jobs.restore, s3_server, remote, str(cache))[0][0]), wanted
-    )
+    assert_equal_states(states(run_ranks(2, jobs.restore, remote, str(cache))[0][0]), wanted)
     # One that is half there, or of another save, is not.
     (data,) = list((cache / "model_and_optim").glob("__0_*"))[:1]
     content = data.read_bytes()
@@ -135,19 +127,17 @@ def test_a_mirror_is_read_where_it_is_one(
         assert readable(remote, cache) == remote
 
 
-def test_a_model_and_its_optimizer_go_there_and_come_back(
-    s3_server: dict[str, str], bucket: Any, tmp_path: Path
-) -> None:
+def test_a_model_and_its_optimizer_go_there_and_come_back(bucket: Any, tmp_path: Path) -> None:
     remote = f"s3://{bucket.name}/run/step1"
-    results = run_ranks(2, jobs.save_model_and_optim, s3_server, str(tmp_path / "step1"), remote)
+    results = run_ranks(2, jobs.save_model_and_optim, str(tmp_path / "step1"), remote)
     for found, wanted in results:
         assert_equal_states(states(found), states(wanted))
     assert keys_in(bucket, "run/step1/model_and_optim/")[0].endswith(".metadata")
 
 
-def test_the_storage_classes_of_dcp(s3_server: dict[str, str], bucket: Any, tmp_path: Path) -> None:
+def test_the_storage_classes_of_dcp(bucket: Any, tmp_path: Path) -> None:
     remote = f"s3://{bucket.name}/run/step1"
-    assert run_ranks(2, jobs.dcp_of_torch, s3_server, str(tmp_path / "x"), remote) == [True] * 2
+    assert run_ranks(2, jobs.dcp_of_torch, str(tmp_path / "x"), remote) == [True] * 2
     reader = olmo.RemoteFileSystemReader(remote, thread_count=2, pre_download=True)
     assert reader.checkpoint_id == remote
     assert reader.read_metadata().state_dict_metadata

@@ -211,7 +211,7 @@ def test_a_process_group_saves_without_the_other_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_one_rank_of_a_job_saves_and_loads_alone(agent: str, tmp_path: Path) -> None:
-    run_ranks(2, jobs.rank_0_saves_alone, str(tmp_path), agent)
+    run_ranks(2, jobs.rank_0_saves_alone, str(tmp_path))
     for name in ("thread", "process", "call"):
         assert torch.equal(varve.torch.read(tmp_path / name)["a"], jobs.whole("a"))
 

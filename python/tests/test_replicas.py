@@ -21,7 +21,7 @@ def test_the_lowest_ranks_replica_is_stored_and_rank_0_warns(
     how: str, format: str, tmp_path: Path, agent: str
 ) -> None:
     path = str(tmp_path / "step")
-    first, *others = run_ranks(3, jobs.save_diverged, path, how, {"format": format}, agent)
+    first, *others = run_ranks(3, jobs.save_diverged, path, how, {"format": format})
     names, texts = first
     assert names == ["mean", "w"]
     assert len(texts) == 1 and "mean, w" in texts[0] and "PerRank" in texts[0]

@@ -17,7 +17,7 @@ import pytest
 import torch
 from buckets import fetch, keys_in
 from command_line import command
-from ranks import fork_context, run_ranks
+from ranks import process_of, run_ranks
 from s3_jobs import die_in_a_save, load_ranks, save_asynchronously, save_ranks
 
 import varve
@@ -28,10 +28,10 @@ def small_state(value: int = 1) -> dict[str, Any]:
     return {"model": {"w": torch.full((300, 100), value, dtype=torch.int64)}, "step": value}
 
 
-def test_two_ranks_save_and_three_load(s3_server: dict[str, str], bucket: Any) -> None:
+def test_two_ranks_save_and_three_load(bucket: Any) -> None:
     path = f"s3://{bucket.name}/run/step-1"
-    run_ranks(2, save_ranks, s3_server, path, 5, False)
-    assert run_ranks(3, load_ranks, s3_server, path) == [(5, True)] * 3
+    run_ranks(2, save_ranks, path, 5, False)
+    assert run_ranks(3, load_ranks, path) == [(5, True)] * 3
     assert "clean" in command("verify", path)
     folders = {key.rsplit("/", 1)[0] for key in keys_in(bucket)}
     assert len(folders) == 2  # The record's, and that of the data.
@@ -52,25 +52,21 @@ def test_r2_and_weka_are_servers_with_an_endpoint_of_their_own(
     assert any(key.startswith("run/step-1/") for key in keys_in(bucket))
 
 
-def test_an_asynchronous_save_is_whole_when_it_is_done(
-    s3_server: dict[str, str], bucket: Any
-) -> None:
+def test_an_asynchronous_save_is_whole_when_it_is_done(bucket: Any) -> None:
     path = f"s3://{bucket.name}/run/step-3"
-    run_ranks(2, save_asynchronously, s3_server, path)
-    assert run_ranks(1, load_ranks, s3_server, path) == [(3, True)]
+    run_ranks(2, save_asynchronously, path)
+    assert run_ranks(1, load_ranks, path) == [(3, True)]
 
 
-def test_an_overwrite_replaces_the_checkpoint_and_removes_the_old_one(
-    s3_server: dict[str, str], bucket: Any
-) -> None:
+def test_an_overwrite_replaces_the_checkpoint_and_removes_the_old_one(bucket: Any) -> None:
     path = f"s3://{bucket.name}/run/step-1"
-    run_ranks(2, save_ranks, s3_server, path, 1, False)
+    run_ranks(2, save_ranks, path, 1, False)
     before = keys_in(bucket)
     with pytest.raises(varve.CheckpointExistsError):
         varve.torch.save(small_state(), path)
     assert keys_in(bucket) == before
-    run_ranks(2, save_ranks, s3_server, path, 2, True)
-    assert run_ranks(2, load_ranks, s3_server, path) == [(2, True)] * 2
+    run_ranks(2, save_ranks, path, 2, True)
+    assert run_ranks(2, load_ranks, path) == [(2, True)] * 2
     after = keys_in(bucket)
     assert len(after) == len(before)
     assert not set(before) & set(after)
@@ -141,7 +137,7 @@ def test_what_is_damaged_is_found(bucket: Any) -> None:
 def test_what_is_wrong_is_named_and_no_key_is_told(
     s3_server: dict[str, str], bucket: Any, what: str
 ) -> None:
-    environment = {**os.environ, **s3_server, "VARVE_S3_RETRY_TIMEOUT": "1"}
+    environment = {**os.environ, "VARVE_S3_RETRY_TIMEOUT": "1"}
     name = bucket.name
     want = "NoSuchBucket"
     if what == "bucket":
@@ -284,15 +280,13 @@ def test_a_bucket_that_is_not_there_is_no_missing_checkpoint(bucket: Any) -> Non
 
 
 @pytest.mark.parametrize("call", ["varve.torch.read(name)", "varve.torch.save(state, name)"])
-def test_ctrl_c_ends_a_wait_for_a_server_that_does_not_answer(
-    s3_server: dict[str, str], call: str
-) -> None:
+def test_ctrl_c_ends_a_wait_for_a_server_that_does_not_answer(bucket: Any, call: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        environment = {**os.environ, **s3_server, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+        environment = {**os.environ, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
         script = (
             "import torch, varve.torch\n"
-            "state, name = {'w': torch.zeros(3)}, 's3://bucket/c'\n"
+            f"state, name = {{'w': torch.zeros(3)}}, 's3://{bucket.name}/c'\n"
             f"{call}\n"
         )
         child = subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=-1)
@@ -308,9 +302,8 @@ def test_a_killed_save_leaves_the_checkpoint_before_it(
 ) -> None:
     path = f"s3://{bucket.name}/c"
     varve.torch.save(small_state(7), path)
-    context = fork_context()
     for after in (0.6, 1.1):
-        child = context.Process(target=die_in_a_save, args=(s3_server, path, after))
+        child = process_of(die_in_a_save, path, after)
         child.start()
         child.join(120)
         assert child.exitcode == -9

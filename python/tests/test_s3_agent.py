@@ -13,7 +13,7 @@ import programs
 import pytest
 import s3_jobs
 from async_jobs import LONG, assert_holds, state_of, wait_until
-from ranks import collect, fork_context, run_ranks
+from ranks import collect, process_of, run_ranks
 
 import varve
 import varve.agent
@@ -32,10 +32,10 @@ def names_of(prefix: str) -> list[str]:
 
 def killed(function: Callable[..., None], *arguments: Any) -> None:
     """Runs a trainer that kills itself."""
-    process = fork_context().Process(target=function, args=arguments)
-    process.start()
-    process.join(LONG)
-    assert process.exitcode == -signal.SIGKILL
+    trainer = process_of(function, *arguments)
+    trainer.start()
+    trainer.join(LONG)
+    assert trainer.exitcode == -signal.SIGKILL
 
 
 def test_a_save_is_written_by_the_agent_and_loaded_from_its_memory(agent: str, prefix: str) -> None:
@@ -50,17 +50,19 @@ def test_a_save_is_written_by_the_agent_and_loaded_from_its_memory(agent: str, p
     assert_holds(f"{prefix}/c", 2, 20)
 
 
-def test_what_a_killed_trainer_has_submitted_becomes_a_checkpoint(
-    agent: str, prefix: str, s3_server: dict[str, str]
-) -> None:
-    killed(s3_jobs.submit_and_die, s3_server, agent, f"{prefix}/c", 3)
+def test_what_a_killed_trainer_has_submitted_becomes_a_checkpoint(agent: str, prefix: str) -> None:
+    killed(s3_jobs.submit_and_die, f"{prefix}/c", 3)
     varve.agent.drain(LONG)
     assert names_of(prefix) == ["c"]
     assert_holds(f"{prefix}/c", 3, 20)
 
 
 def test_an_agent_that_was_started_without_keys_has_those_of_each_trainer(
-    agent: str, prefix: str, s3_server: dict[str, str], tmp_path: Path
+    agent: str,
+    prefix: str,
+    s3_server: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bare = {name: value for name, value in os.environ.items() if name not in s3_server}
     code = (
@@ -72,12 +74,13 @@ def test_an_agent_that_was_started_without_keys_has_those_of_each_trainer(
     assert status is not None
     environment = Path(f"/proc/{status.pid}/environ").read_bytes()
     assert b"AWS_SECRET_ACCESS_KEY" not in environment
-    killed(s3_jobs.submit_and_die, s3_server, agent, f"{prefix}/c", 4)
+    killed(s3_jobs.submit_and_die, f"{prefix}/c", 4)
     varve.agent.drain(LONG)
     assert_holds(f"{prefix}/c", 4, 20)
     # Wrong keys are the trainer's own, and its save alone fails.
-    wrong = {**s3_server, "AWS_SECRET_ACCESS_KEY": "wrong-secret-of-nobody"}
-    killed(s3_jobs.submit_and_die, wrong, agent, f"{prefix}/d", 5)
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret-of-nobody")
+        killed(s3_jobs.submit_and_die, f"{prefix}/d", 5)
     varve.agent.drain(LONG)
     assert names_of(prefix) == ["c"]
     log = Path(agent, "agent.log").read_text()
@@ -86,15 +89,12 @@ def test_an_agent_that_was_started_without_keys_has_those_of_each_trainer(
 
 
 def test_ranks_that_are_killed_after_their_submission_leave_a_whole_checkpoint(
-    agent: str, prefix: str, s3_server: dict[str, str]
+    agent: str, prefix: str
 ) -> None:
-    arguments = (s3_server, agent_jobs.ranks_submit_and_die, agent, prefix)
-    collect(2, s3_jobs.in_environment, *arguments, dead=(0, 1))
+    collect(2, agent_jobs.ranks_submit_and_die, prefix, dead=(0, 1))
     varve.agent.drain(LONG)
     assert names_of(prefix) == ["1", "2"]
-    loaded = run_ranks(
-        2, s3_jobs.in_environment, s3_server, agent_jobs.load_on_ranks, agent, f"{prefix}/2"
-    )
+    loaded = run_ranks(2, agent_jobs.load_on_ranks, f"{prefix}/2")
     assert sum(loaded) > 0
 
 
@@ -124,19 +124,16 @@ def test_an_agent_that_is_killed_during_an_upload_leaves_the_old_checkpoint(
 
 
 def test_of_deferred_saves_the_newest_that_all_ranks_have_is_written(
-    agent: str, prefix: str, s3_server: dict[str, str]
+    agent: str, prefix: str
 ) -> None:
-    arguments = (s3_server, s3_jobs.defer_and_die, agent, prefix)
-    collect(2, s3_jobs.in_environment, *arguments, dead=(0, 1))
+    collect(2, s3_jobs.defer_and_die, prefix, dead=(0, 1))
     varve.agent.drain(LONG)
     wait_until(lambda: names_of(prefix) == ["step-6"])
     assert not [one for one in varve.list_checkpoints(prefix) if one.state != "whole"]
 
 
-def test_a_manager_has_the_agent_finish_what_a_killed_job_has_left(
-    agent: str, prefix: str, s3_server: dict[str, str]
-) -> None:
-    killed(s3_jobs.train_with_agent_and_die, s3_server, agent, prefix)
+def test_a_manager_has_the_agent_finish_what_a_killed_job_has_left(agent: str, prefix: str) -> None:
+    killed(s3_jobs.train_with_agent_and_die, prefix)
     state = state_of(0)
     with varve.torch.CheckpointManager(prefix, executor="process") as manager:
         assert manager.resume(state) == 5
@@ -146,8 +143,8 @@ def test_a_manager_has_the_agent_finish_what_a_killed_job_has_left(
 def test_keys_of_a_trainers_function_go_to_the_agent_with_their_end(
     agent: str, prefix: str, s3_server: dict[str, str]
 ) -> None:
-    killed(s3_jobs.submit_with_keys_and_die, s3_server, agent, f"{prefix}/long", 600.0)
-    killed(s3_jobs.submit_with_keys_and_die, s3_server, agent, f"{prefix}/short", 3.0)
+    killed(s3_jobs.submit_with_keys_and_die, f"{prefix}/long", 600.0)
+    killed(s3_jobs.submit_with_keys_and_die, f"{prefix}/short", 3.0)
     varve.agent.drain(LONG)
     assert names_of(prefix) == ["long"]
     assert_holds(f"{prefix}/long", 7, 20)

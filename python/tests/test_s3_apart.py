@@ -11,24 +11,21 @@ from async_jobs import save_uncoordinated as save_apart_in_background
 from command_line import command
 from rank_jobs import load_uncoordinated, save_uncoordinated
 from ranks import run_ranks
-from s3_jobs import in_environment
 
 import varve
 import varve.torch
 
 
-def test_they_are_one_checkpoint_when_the_last_has_saved(
-    s3_server: dict[str, str], bucket: Any, tmp_path: Path
-) -> None:
+def test_they_are_one_checkpoint_when_the_last_has_saved(bucket: Any, tmp_path: Path) -> None:
     path = f"s3://{bucket.name}/run/step-4"
-    run_ranks(3, in_environment, s3_server, save_uncoordinated, path, b"a" * 16, (0, 2))
+    run_ranks(3, save_uncoordinated, path, b"a" * 16, (0, 2))
     (entry,) = varve.list_checkpoints(f"s3://{bucket.name}/run")
     assert entry.state == "incomplete" and "rank 1" in entry.detail
     for call in (varve.torch.read, varve.verify, varve.repair):
         with pytest.raises(varve.PreconditionError, match="rank"):
             call(path)
-    run_ranks(3, in_environment, s3_server, save_uncoordinated, path, b"a" * 16, (1,))
-    assert run_ranks(2, in_environment, s3_server, load_uncoordinated, path) == [0, 1]
+    run_ranks(3, save_uncoordinated, path, b"a" * 16, (1,))
+    assert run_ranks(2, load_uncoordinated, path) == [0, 1]
     assert "clean" in command("verify", path)
     assert command("latest", f"s3://{bucket.name}/run").strip() == path
     command("upload", path, str(tmp_path / "copy"))
@@ -50,9 +47,9 @@ def test_a_complete_save_is_only_replaced_on_request(bucket: Any) -> None:
     assert len(list(bucket.objects.all())) == 1
 
 
-def test_they_save_in_the_background_too(s3_server: dict[str, str], bucket: Any) -> None:
+def test_they_save_in_the_background_too(bucket: Any) -> None:
     prefix = f"s3://{bucket.name}/run"
-    jobs = run_ranks(2, in_environment, s3_server, save_apart_in_background, prefix)
+    jobs = run_ranks(2, save_apart_in_background, prefix)
     assert jobs == [[True] * 3] * 2
 
 

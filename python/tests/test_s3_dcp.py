@@ -59,21 +59,17 @@ def load_by_torch(reader: Any) -> int:
 
 @pytest.mark.parametrize("how", WAYS)
 def test_ranks_save_over_a_checkpoint_and_anyone_loads(
-    s3_server: dict[str, str],
-    bucket: Any,
-    how: str,
-    agent: str,
-    tmp_path: Path,
+    bucket: Any, how: str, agent: str, tmp_path: Path
 ) -> None:
     path = f"s3://{bucket.name}/run/step-1"
     for value in (4, 5):
-        run_ranks(2, save_dcp, {**s3_server, "VARVE_AGENT_DIR": agent}, path, value, how)
+        run_ranks(2, save_dcp, path, value, how)
         keys = keys_in(bucket)
         assert keys[0] == "run/step-1/.metadata"
         assert len({key.rsplit("/", 1)[0] for key in keys}) == 2, keys
         assert len(keys) == (4 if how == "by threads" else 3)
-    assert run_ranks(3, load_dcp, s3_server, path) == [(5, True)] * 3
-    assert run_ranks(1, load_ranks, s3_server, path) == [(5, True)]
+    assert run_ranks(3, load_dcp, path) == [(5, True)] * 3
+    assert run_ranks(1, load_ranks, path) == [(5, True)]
     assert "clean" in command("verify", path)
     assert "dcp" in command("ls", f"s3://{bucket.name}/run")
     assert load_by_torch(stock_reader(path)) == 5
@@ -84,39 +80,30 @@ def test_ranks_save_over_a_checkpoint_and_anyone_loads(
     assert sorted(file.name for file in copy.rglob("*")) == [".metadata", "__0_0.distcp"]
 
 
-def test_ranks_that_save_apart_have_an_index_each(
-    s3_server: dict[str, str],
-    bucket: Any,
-) -> None:
+def test_ranks_that_save_apart_have_an_index_each(bucket: Any) -> None:
     path = f"s3://{bucket.name}/c"
     for value in (1, 2):
-        run_ranks(2, save_dcp, s3_server, path, value, "apart")
+        run_ranks(2, save_dcp, path, value, "apart")
         assert len(keys_in(bucket)) == 4
     assert {"c/__0.metadata", "c/__1.metadata"} <= set(keys_in(bucket))
-    assert run_ranks(2, load_dcp, s3_server, path) == [(2, True)] * 2
-    run_ranks(2, save_dcp, s3_server, path, 3, "plain")
+    assert run_ranks(2, load_dcp, path) == [(2, True)] * 2
+    run_ranks(2, save_dcp, path, 3, "plain")
     assert "c/.metadata" in keys_in(bucket)
     assert len(keys_in(bucket)) == 3
     with pytest.raises(varve.torch.dcp.CheckpointError, match="ranks saved together"):
         varve.torch.dcp.save(small_state(), checkpoint_id=path, use_collectives=False)
 
 
-def test_the_metadata_that_is_returned_is_that_of_the_checkpoint(
-    s3_server: dict[str, str],
-    bucket: Any,
-) -> None:
+def test_the_metadata_that_is_returned_is_that_of_the_checkpoint(bucket: Any) -> None:
     path = f"s3://{bucket.name}/c"
-    first, other = run_ranks(2, save_dcp, s3_server, path, 1, "plain")
+    first, other = run_ranks(2, save_dcp, path, 1, "plain")
     keys = set(keys_in(bucket))
     assert {f"c/{info.relative_path}" for info in first.storage_data.values()} < keys
     assert first.storage_data == other.storage_data
     assert first.storage_meta.checkpoint_id == path
 
 
-def test_a_checkpoint_of_torchs_is_read_and_replaced(
-    bucket: Any,
-    tmp_path: Path,
-) -> None:
+def test_a_checkpoint_of_torchs_is_read_and_replaced(bucket: Any, tmp_path: Path) -> None:
     dcp.save(whole_state(3), checkpoint_id=tmp_path / "c")
     for file in (tmp_path / "c").iterdir():
         bucket.upload_file(str(file), f"c/{file.name}")
@@ -135,9 +122,7 @@ def test_a_checkpoint_of_torchs_is_read_and_replaced(
     assert keys_in(bucket) == []
 
 
-def test_a_first_save_goes_beside_other_objects_and_overwrite_is_heard(
-    bucket: Any,
-) -> None:
+def test_a_first_save_goes_beside_other_objects_and_overwrite_is_heard(bucket: Any) -> None:
     path = f"s3://{bucket.name}/c"
     bucket.put_object(Key="c/notes.txt", Body=b"a user's")
     with pytest.raises(varve.PreconditionError, match="not a checkpoint"):
@@ -179,18 +164,15 @@ def test_errors_name_what_is_wrong(bucket: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_killed_in_an_upload_leaves_a_whole_checkpoint(
-    s3_server: dict[str, str],
-    bucket: Any,
-) -> None:
+def test_a_rank_killed_in_an_upload_leaves_a_whole_checkpoint(bucket: Any) -> None:
     path = f"s3://{bucket.name}/run/step-1"
-    run_ranks(2, save_dcp, s3_server, path, 7, "format")
+    run_ranks(2, save_dcp, path, 7, "format")
     for after in (1.5, 2.2, 3.0):
-        errors_of_ranks(2, die_in_an_upload, s3_server, path, after, dead=(1,))
+        errors_of_ranks(2, die_in_an_upload, path, after, dead=(1,))
         assert varve.verify(path) == []
         assert varve.torch.read(path, flat=True)["step"] in (7, *range(100, 200))
     report = command("gc", f"s3://{bucket.name}/run")
     ours = re.compile(r"run/step-1/(\.metadata|varve-data-[0-9a-f]{32}/__[01]_0\.distcp)")
     assert all(ours.fullmatch(key) for key in keys_in(bucket)), report
-    run_ranks(2, save_dcp, s3_server, path, 8, "plain")
+    run_ranks(2, save_dcp, path, 8, "plain")
     assert load_by_torch(stock_reader(path)) == 8

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,20 +30,6 @@ def proxy(s3_server: dict[str, str]) -> Iterator[FaultProxy]:
     made.close()
 
 
-@pytest.fixture(scope="module")
-def bucket(s3_server: dict[str, str]) -> Any:
-    boto3 = pytest.importorskip("boto3")
-    made = boto3.resource(
-        "s3",
-        endpoint_url=s3_server["AWS_ENDPOINT_URL"],
-        aws_access_key_id=s3_server["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=s3_server["AWS_SECRET_ACCESS_KEY"],
-        region_name="us-east-1",
-    ).Bucket(f"varve-{uuid.uuid4().hex[:12]}")
-    made.create()
-    return made
-
-
 def check_error(error: str, server: dict[str, str]) -> None:
     """An error names the object and the cause, and tells no key."""
     assert "s3://varve-" in error
@@ -68,7 +53,7 @@ def test_a_save_is_whole_or_absent(
     proxy.met.clear()
     folder = f"s3://{bucket.name}/saves"
     ranks: list[list[Outcome]] = run_ranks(
-        2, save_with_faults, s3_server, proxy.endpoint, folder, kind, sample(kind)
+        2, save_with_faults, proxy.endpoint, folder, kind, sample(kind)
     )
     for first, second in zip(*ranks, strict=True):
         assert bool(first.error) == bool(second.error), (first, second)
@@ -89,9 +74,7 @@ def test_a_load_is_right_or_an_error(
 ) -> None:
     most = 4 if kind.startswith("stall") else 10
     path = f"s3://{bucket.name}/loads/{kind}"
-    ranks: list[list[Outcome]] = run_ranks(
-        2, load_with_faults, s3_server, proxy.endpoint, path, kind, most
-    )
+    ranks: list[list[Outcome]] = run_ranks(2, load_with_faults, proxy.endpoint, path, kind, most)
     for outcomes in zip(*ranks, strict=True):
         for outcome in outcomes:
             if outcome.error:
@@ -102,24 +85,20 @@ def test_a_load_is_right_or_an_error(
     assert ranks[0][0].requests >= 10
 
 
-def test_a_resharding_load_reads_little_more_than_it_needs(
-    s3_server: dict[str, str], proxy: FaultProxy, bucket: Any
-) -> None:
+def test_a_resharding_load_reads_little_more_than_it_needs(proxy: FaultProxy, bucket: Any) -> None:
     path = f"s3://{bucket.name}/reshard"
     proxy.plan("none", 0)
-    run_ranks(4, save_large, s3_server, proxy.endpoint, path, 128)
+    run_ranks(4, save_large, proxy.endpoint, path, 128)
     proxy.sent = 0
-    needed = sum(run_ranks(3, load_large, s3_server, proxy.endpoint, path, 128))
+    needed = sum(run_ranks(3, load_large, proxy.endpoint, path, 128))
     assert needed >= 128 << 20
     assert needed <= proxy.sent <= 1.05 * needed
 
 
-def test_expired_keys_are_named_as_such(
-    s3_server: dict[str, str], proxy: FaultProxy, bucket: Any
-) -> None:
+def test_expired_keys_are_named_as_such(proxy: FaultProxy, bucket: Any) -> None:
     path = f"s3://{bucket.name}/loads/named"
     outcomes: list[list[Outcome]] = run_ranks(
-        1, load_with_faults, s3_server, proxy.endpoint, path, "always-expired", 1
+        1, load_with_faults, proxy.endpoint, path, "always-expired", 1
     )
     error = outcomes[0][0].error
     for part in (f"GET s3://{bucket.name}", "loads/named/", "400 ExpiredToken", "renew"):
@@ -128,36 +107,30 @@ def test_expired_keys_are_named_as_such(
 
 @pytest.mark.parametrize("kind", ["unavailable", "reset-after", "truncated", "expired"])
 def test_gc_removes_no_checkpoint(
-    s3_server: dict[str, str],
-    proxy: FaultProxy,
-    bucket: Any,
-    kind: str,
-    monkeypatch: pytest.MonkeyPatch,
+    proxy: FaultProxy, bucket: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = f"s3://{bucket.name}/gc-{kind}/step-1"
-    run_ranks(1, load_with_faults, s3_server, proxy.endpoint, path, "none", 1)
+    run_ranks(1, load_with_faults, proxy.endpoint, path, "none", 1)
     before = sorted(one.key for one in bucket.objects.filter(Prefix=f"gc-{kind}/"))
     for at in range(4):
         proxy.plan(kind, at)
-        run_ranks(1, collect_garbage, s3_server, proxy.endpoint, f"s3://{bucket.name}/gc-{kind}")
+        run_ranks(1, collect_garbage, proxy.endpoint, f"s3://{bucket.name}/gc-{kind}")
     proxy.plan("none", 0)
     assert sorted(one.key for one in bucket.objects.filter(Prefix=f"gc-{kind}/")) == before
 
 
 def test_a_rank_that_is_killed_while_it_uploads_changes_nothing(
-    s3_server: dict[str, str], proxy: FaultProxy, bucket: Any
+    proxy: FaultProxy, bucket: Any
 ) -> None:
     path = f"s3://{bucket.name}/kills/step-1"
     proxy.plan("none", 0)
-    outcomes = collect(2, die_while_uploading, s3_server, proxy.endpoint, path, 2.0, dead=(1,))
+    outcomes = collect(2, die_while_uploading, proxy.endpoint, path, 2.0, dead=(1,))
     kind, outcome = outcomes[0][:2]
     assert kind == "ok", outcome
     assert "rank 1" in outcome.error
     assert outcome.seen == 1
     # The open uploads of the killed rank are found by gc once they are a day old.
-    after = run_ranks(
-        2, save_with_faults, s3_server, proxy.endpoint, f"{path}-next", "none", [(0, True)]
-    )
+    after = run_ranks(2, save_with_faults, proxy.endpoint, f"{path}-next", "none", [(0, True)])
     assert after[0][0].seen == 2
 
 
@@ -169,7 +142,6 @@ def test_nothing_that_is_produced_tells_a_key(
     token = "a-session-token-that-nobody-may-read"
     environment = {
         **os.environ,
-        **s3_server,
         "AWS_ENDPOINT_URL": proxy.endpoint,
         "VARVE_S3_RETRY_TIMEOUT": "5",
         "VARVE_TRACE": str(tmp_path / "trace.json"),

@@ -20,30 +20,20 @@ from hf_jobs import (
     whole_state,
 )
 from ranks import collect, run_ranks
-from s3_jobs import in_environment
 from test_hf import assert_same, read_by_safetensors
 
 import varve
 import varve.torch
 
 
-def run_in(s3_server: dict[str, str], size: int, function: Any, *arguments: Any) -> list[Any]:
-    return run_ranks(size, in_environment, s3_server, function, *arguments)
-
-
 @pytest.mark.parametrize("executor", [None, "thread", "process"])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_any_sharding_becomes_whole_tensors(
-    s3_server: dict[str, str],
-    bucket: Any,
-    agent: str,
-    tmp_path: Path,
-    size: int,
-    executor: str | None,
+    bucket: Any, agent: str, tmp_path: Path, size: int, executor: str | None
 ) -> None:
     seeds = list(range(100 * size, 100 * size + 6))
     url = f"s3://{bucket.name}/run"
-    run_in(s3_server, size, save_random_states, agent, url, seeds, executor)
+    run_ranks(size, save_random_states, url, seeds, executor)
     keys = keys_in(bucket)
     assert not any("varve-pieces" in key for key in keys)
     for seed in seeds:
@@ -58,11 +48,11 @@ def test_any_sharding_becomes_whole_tensors(
 
 @pytest.mark.parametrize("how", ["save", "thread", "process"])
 def test_transformers_opens_a_copy_of_what_two_ranks_of_fsdp_save(
-    s3_server: dict[str, str], bucket: Any, agent: str, tmp_path: Path, how: str
+    bucket: Any, agent: str, tmp_path: Path, how: str
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    loaded = run_in(s3_server, 2, save_llama, agent, f"s3://{bucket.name}/m", how)
+    loaded = run_ranks(2, save_llama, f"s3://{bucket.name}/m", how)
     original = llama()
     weights = {k: v for k, v in original.state_dict().items() if k != "lm_head.weight"}
     assert [one["loaded"] for one in loaded] == [len(weights)] * 2
@@ -71,12 +61,10 @@ def test_transformers_opens_a_copy_of_what_two_ranks_of_fsdp_save(
     assert_same(AutoModelForCausalLM.from_pretrained(folder).state_dict(), original.state_dict())
 
 
-def test_replicas_and_stages_of_a_pipeline_are_sent_once(
-    s3_server: dict[str, str], bucket: Any
-) -> None:
+def test_replicas_and_stages_of_a_pipeline_are_sent_once(bucket: Any) -> None:
     for job in (save_replicas, pipeline):
         path = f"s3://{bucket.name}/{job.__name__}"
-        written = run_in(s3_server, 3, job, path)
+        written = run_ranks(3, job, path)
         phases = [names for _bytes, names in written]
         assert not any("join" in names for names in phases), "no rank reads what another wrote"
         total = sum(varve.torch.read(path, flat=True)[f"w{i}"].nbytes for i in range(6))
@@ -96,21 +84,19 @@ def test_an_overwrite_keeps_the_old_folder_until_the_new_one_is_there(bucket: An
     assert set(keys_in(bucket)) & set(first) == {"m/model.safetensors.index.json"}
 
 
-def test_what_the_format_cannot_hold_ends_the_save_of_all_and_leaves_nothing(
-    s3_server: dict[str, str], bucket: Any
-) -> None:
-    told = run_in(s3_server, 2, fail_on_one_rank, f"s3://{bucket.name}/m")
+def test_what_the_format_cannot_hold_ends_the_save_of_all_and_leaves_nothing(bucket: Any) -> None:
+    told = run_ranks(2, fail_on_one_rank, f"s3://{bucket.name}/m")
     assert all('"c" is complex128' in text for text in told), told
     assert keys_in(bucket) == []
 
 
-def test_a_killed_job_leaves_a_whole_folder(s3_server: dict[str, str], bucket: Any) -> None:
+def test_a_killed_job_leaves_a_whole_folder(bucket: Any) -> None:
     draw = random.Random(4)
     path = f"s3://{bucket.name}/run/m"
     varve.torch.save({"w": torch.zeros(1000, 301)}, path, format="hf")
     for _ in range(5):
         seconds = draw.uniform(1.0, 2.0)
-        collect(2, in_environment, s3_server, overwrite_and_die, path, seconds, dead=(0, 1))
+        collect(2, overwrite_and_die, path, seconds, dead=(0, 1))
         value = varve.torch.read(path)["w"]
         assert value.shape == (1000, 301)
         assert torch.all(value == value[0, 0])

@@ -10,7 +10,6 @@ import pytest
 from frameworks import framework
 from lightning_jobs import fit, fit_on_ranks, whole_in
 from ranks import run_ranks
-from s3_jobs import in_environment
 
 lightning = framework("lightning")
 framework("s3fs")
@@ -72,13 +71,13 @@ def test_a_name_that_is_taken_is_not_saved_over(bucket: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "model_parallel"])
 def test_two_ranks_save_and_one_resumes(
-    strategy: str, s3_server: dict[str, str], bucket: Any, uninterrupted: list[float]
+    strategy: str, bucket: Any, uninterrupted: list[float]
 ) -> None:
     folder = f"s3://{bucket.name}/run"
     options = {"strategy": strategy}
-    run_ranks(2, in_environment, s3_server, fit_on_ranks, folder, 3, options)
+    run_ranks(2, fit_on_ranks, folder, 3, options)
     assert whole_in(folder) == ["epoch=1.ckpt", "epoch=2.ckpt"]
-    [resumed] = run_ranks(1, in_environment, s3_server, fit_on_ranks, folder, 5, options)
+    [resumed] = run_ranks(1, fit_on_ranks, folder, 5, options)
     assert resumed == uninterrupted[12:]
 
 

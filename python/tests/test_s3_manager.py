@@ -12,7 +12,6 @@ from typing import Any
 import manager_jobs
 import programs
 import pytest
-import s3_jobs
 import torch
 from buckets import keys_in
 from command_line import command
@@ -295,18 +294,15 @@ def test_restarts_that_lead_nowhere_are_counted(bucket: Any) -> None:
     assert taken == [2, 2, 1]
 
 
-def test_ranks_share_a_run_and_another_world_goes_on(
-    bucket: Any, s3_server: dict[str, str]
-) -> None:
+def test_ranks_share_a_run_and_another_world_goes_on(bucket: Any) -> None:
     run = f"s3://{bucket.name}/run"
-    job = (s3_jobs.in_environment, s3_server)
     options = {"every": 1, "keep": 2}
-    assert run_ranks(2, *job, manager_jobs.save_steps, run, [1, 2, 3], options) == [[1, 2, 3]] * 2
+    assert run_ranks(2, manager_jobs.save_steps, run, [1, 2, 3], options) == [[1, 2, 3]] * 2
     assert names_of(run) == ["step-00000002", "step-00000003"]
     (data,) = [k for k in keys_in(bucket, "run/step-00000003") if "/data-00001" in k]
     whole = bucket.Object(data).get()["Body"].read()
     bucket.put_object(Key=data, Body=whole[:-8] + b"\xff" * 8)
-    assert run_ranks(3, *job, manager_jobs.resume, run, {}) == [(2, 2.0, True)] * 3
+    assert run_ranks(3, manager_jobs.resume, run, {}) == [(2, 2.0, True)] * 3
     states = {one.name: one.state for one in varve.list_checkpoints(run)}
     assert states["step-00000003"] == "quarantined"
 

@@ -99,8 +99,8 @@ def test_the_twin_is_awkward(bucket: Any) -> None:
 def test_ranks_save_overwrite_and_load(twin: dict[str, str], bucket: Any, mebibytes: int) -> None:
     path = f"s3://{bucket.name}/run/step-1"
     for value in (1, 2):
-        run_ranks(2, save_ranks, twin, path, value, value > 1)
-    assert run_ranks(3, load_ranks, twin, path) == [(2, True)] * 3
+        run_ranks(2, save_ranks, path, value, value > 1)
+    assert run_ranks(3, load_ranks, path) == [(2, True)] * 3
     # What was overwritten is gone, although a folder cannot be deleted there before its files.
     assert len({key.key.split("/")[2] for key in bucket.objects.all()}) == 2
 

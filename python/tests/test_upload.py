@@ -171,10 +171,8 @@ def test_a_dcp_checkpoint_is_uploaded_with_its_index_last(bucket: Any, tmp_path:
 # ---- several ranks, and the background ----
 
 
-def test_dcp_checkpoints_of_ranks_that_saved_apart_get_a_mark(
-    s3_server: dict[str, str], bucket: Any, tmp_path: Path
-) -> None:
-    run_ranks(2, save_dcp, s3_server, str(tmp_path / "a"), 3, "apart")
+def test_dcp_checkpoints_of_ranks_that_saved_apart_get_a_mark(bucket: Any, tmp_path: Path) -> None:
+    run_ranks(2, save_dcp, str(tmp_path / "a"), 3, "apart")
     where = f"s3://{bucket.name}/a"
     varve.upload(tmp_path / "a", where)
     assert {"a/__0.metadata", "a/__1.metadata", "a/.varve-uploaded"} <= set(keys_in(bucket))
@@ -186,34 +184,26 @@ def test_dcp_checkpoints_of_ranks_that_saved_apart_get_a_mark(
         varve.verify(where)
 
 
-def test_two_ranks_upload_their_own_files(
-    s3_server: dict[str, str], bucket: Any, tmp_path: Path
-) -> None:
+def test_two_ranks_upload_their_own_files(bucket: Any, tmp_path: Path) -> None:
     remote = f"s3://{bucket.name}/run/step-1"
-    run_ranks(2, save_and_upload, s3_server, str(tmp_path / "step-1"), remote)
-    assert run_ranks(3, load_ranks, s3_server, remote) == [True] * 3
+    run_ranks(2, save_and_upload, str(tmp_path / "step-1"), remote)
+    assert run_ranks(3, load_ranks, remote) == [True] * 3
     assert notes_in(tmp_path) == []
 
 
-def test_a_rank_that_cannot_upload_fails_all(
-    s3_server: dict[str, str], bucket: Any, tmp_path: Path
-) -> None:
+def test_a_rank_that_cannot_upload_fails_all(bucket: Any, tmp_path: Path) -> None:
     remote = f"s3://{bucket.name}/run/step-1"
-    said = run_ranks(
-        2, save_where_one_rank_cannot_upload, s3_server, str(tmp_path / "step-1"), remote
-    )
+    said = run_ranks(2, save_where_one_rank_cannot_upload, str(tmp_path / "step-1"), remote)
     assert said[0] == said[1] and "rank 1" in said[0] and "403" in said[0]
-    assert run_ranks(2, load_ranks, s3_server, str(tmp_path / "step-1")) == [True] * 2
+    assert run_ranks(2, load_ranks, str(tmp_path / "step-1")) == [True] * 2
     assert not [key for key in keys_in(bucket) if "varve.json" in key]
 
 
-def test_saves_in_the_background_end_when_they_are_uploaded(
-    s3_server: dict[str, str], bucket: Any, tmp_path: Path
-) -> None:
+def test_saves_in_the_background_end_when_they_are_uploaded(bucket: Any, tmp_path: Path) -> None:
     run, remote = str(tmp_path), f"s3://{bucket.name}/run"
-    run_ranks(2, save_and_upload_in_the_background, s3_server, run, remote)
+    run_ranks(2, save_and_upload_in_the_background, run, remote)
     for step in (1, 2, 3):
-        assert run_ranks(1, load_ranks, s3_server, f"{remote}/step-{step}") == [True]
+        assert run_ranks(1, load_ranks, f"{remote}/step-{step}") == [True]
     assert notes_in(tmp_path) == []
 
 
@@ -283,13 +273,13 @@ def test_ctrl_c_during_the_upload_leaves_nothing_visible(bucket: Any, tmp_path: 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("others", ["another place", "none"])
 def test_ranks_that_give_other_places_are_told_so(
-    kind: str, others: str, s3_server: dict[str, str], bucket: Any, tmp_path: Path
+    kind: str, others: str, bucket: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "step-1"
     first = f"s3://{bucket.name}/a"
     remotes = [first, None if others == "none" else f"s3://{bucket.name}/b"]
     second = "none" if others == "none" else f'"{remotes[1]}"'
-    for error in run_ranks(2, save_with_uploads_of_its_own, s3_server, str(path), remotes, kind):
+    for error in run_ranks(2, save_with_uploads_of_its_own, str(path), remotes, kind):
         assert error.startswith("InvalidArgumentError: save ") and str(path) in error, error
         assert "ranks differ in upload_to" in error and "same arguments" in error, error
         assert f'"{first}" on rank 0' in error and f"{second} on rank 1" in error, error

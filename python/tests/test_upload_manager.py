@@ -284,12 +284,12 @@ def test_a_job_whose_place_was_taken_uploads_nothing_more(bucket: Any, tmp_path:
     assert steps_in(remote) == [1]
 
 
-def test_two_ranks_upload_a_run(s3_server: dict[str, str], bucket: Any, tmp_path: Path) -> None:
+def test_two_ranks_upload_a_run(bucket: Any, tmp_path: Path) -> None:
     run, remote = tmp_path / "run", f"s3://{bucket.name}/run"
-    assert run_ranks(2, train_with_uploads, s3_server, str(run), remote, 4) == [0, 0]
+    assert run_ranks(2, train_with_uploads, str(run), remote, 4) == [0, 0]
     assert steps_in(run) == [4] and steps_in(remote) == [1, 2, 3, 4]
     shutil.rmtree(run)
-    assert run_ranks(2, train_with_uploads, s3_server, str(run), remote, 6) == [4, 4]
+    assert run_ranks(2, train_with_uploads, str(run), remote, 6) == [4, 4]
     assert steps_in(remote) == [1, 2, 3, 4, 5, 6]
 
 

@@ -20,17 +20,11 @@ def state_of(size: int) -> dict[str, Any]:
     return {"w": distribute_tensor(whole, mesh, [Shard(0)]), "b": torch.full((1000,), 7.0)}
 
 
-def save_and_upload(
-    rank: int, size: int, environment: dict[str, str], path: str, upload_to: str
-) -> None:
-    os.environ.update(environment)
+def save_and_upload(rank: int, size: int, path: str, upload_to: str) -> None:
     varve.torch.save(state_of(size), path, upload_to=upload_to)
 
 
-def save_where_one_rank_cannot_upload(
-    rank: int, size: int, environment: dict[str, str], path: str, upload_to: str
-) -> str:
-    os.environ.update(environment)
+def save_where_one_rank_cannot_upload(rank: int, size: int, path: str, upload_to: str) -> str:
     if rank == 1:
         os.environ["AWS_SECRET_ACCESS_KEY"] = "another"
     try:
@@ -40,10 +34,7 @@ def save_where_one_rank_cannot_upload(
     return ""
 
 
-def save_and_upload_in_the_background(
-    rank: int, size: int, environment: dict[str, str], run: str, upload_to: str
-) -> None:
-    os.environ.update(environment)
+def save_and_upload_in_the_background(rank: int, size: int, run: str, upload_to: str) -> None:
     state = state_of(size)
     handles = [
         varve.torch.async_save(state, f"{run}/step-{step}", upload_to=f"{upload_to}/step-{step}")
@@ -53,8 +44,7 @@ def save_and_upload_in_the_background(
         handle.result(300)
 
 
-def load_ranks(rank: int, size: int, environment: dict[str, str], path: str) -> bool:
-    os.environ.update(environment)
+def load_ranks(rank: int, size: int, path: str) -> bool:
     state, want = state_of(size), state_of(size)
     state["w"].to_local().zero_()
     state["b"].zero_()
@@ -63,11 +53,8 @@ def load_ranks(rank: int, size: int, environment: dict[str, str], path: str) -> 
     return same and torch.equal(state["b"], want["b"])
 
 
-def train_with_uploads(
-    rank: int, size: int, environment: dict[str, str], run: str, upload_to: str, last: int
-) -> int:
+def train_with_uploads(rank: int, size: int, run: str, upload_to: str, last: int) -> int:
     """Trains to a step and returns the one that it went on from."""
-    os.environ.update(environment)
     state = state_of(size)
     with varve.torch.CheckpointManager(run, every=1, keep=1, upload_to=upload_to) as manager:
         start = manager.resume(state) or 0
@@ -79,13 +66,11 @@ def train_with_uploads(
 def save_with_uploads_of_its_own(
     rank: int,
     size: int,
-    environment: dict[str, str],
     path: str,
     remotes: list[str | None],
     kind: str,
 ) -> str:
     """Each rank gives another place to upload to. Returns the error."""
-    os.environ.update(environment)
     state = {"w": torch.ones(10), "rank": varve.torch.PerRank(rank)}
     try:
         if kind == "sync":

@@ -37,7 +37,7 @@ def test_the_agent_saves_where_a_process_is_asked_for(
     agent: str, tmp_path: Path, size: int
 ) -> None:
     path = str(tmp_path / "step")
-    failures = run_ranks(size, jobs.async_process, agent, path, [1, "a"], ((size,), (Shard(0),)))
+    failures = run_ranks(size, jobs.async_process, path, [1, "a"], ((size,), (Shard(0),)))
     assert all("already holds a checkpoint" in failure for failure in failures)
     assert {save.path for save in varve.agent.status().held} == {path}
     assert varve.verify(path) == []
@@ -47,7 +47,7 @@ def test_the_thread_saves_what_needs_a_pickle_where_a_process_is_asked_for(
     agent: str, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "step")
-    (failure,) = run_ranks(1, jobs.async_process, agent, path, jobs.Opaque(), ((1,), (Shard(0),)))
+    (failure,) = run_ranks(1, jobs.async_process, path, jobs.Opaque(), ((1,), (Shard(0),)))
     assert "already holds a checkpoint" in failure
     assert not Path(agent).exists(), "the agent had no part in it"
 
@@ -62,7 +62,7 @@ def test_a_stager_of_varve_torch_saves_what_is_saved_in_the_default_way(
     agent: str, tmp_path: Path, size: int, executor: str
 ) -> None:
     path = str(tmp_path / "step")
-    run_ranks(size, jobs.engines_stager, agent, path, executor, ((size,), (Shard(0),)))
+    run_ranks(size, jobs.engines_stager, path, executor, ((size,), (Shard(0),)))
     assert varve.verify(path) == []
     assert Path(agent).exists() == (executor == "process")
 

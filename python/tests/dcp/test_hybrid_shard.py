@@ -20,7 +20,7 @@ def test_one_shard_group_saves_and_all_ranks_load(agent: str, tmp_path: Path, ca
     if call == "process" and not hasattr(state_dict_saver, "AsyncCheckpointerType"):
         pytest.skip("this torch saves in threads only")
     path = tmp_path / "step"
-    run_ranks(4, jobs.one_group_saves, call, str(path), agent)
+    run_ranks(4, jobs.one_group_saves, call, str(path))
     assert varve.verify(path) == []
     assert varve.torch.read(path)["step"] == 7
     assert len(list(path.glob("*.distcp"))) == 2, "a file for each rank of the group"
