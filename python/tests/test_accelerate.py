@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import programs
 import pytest
 import torch
 
@@ -198,8 +197,7 @@ def test_without_accelerate_the_import_says_what_to_install() -> None:
         "try:\n    import varve.integrations.accelerate\n"
         "except ImportError as error:\n    print(error)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 'pip install "varve[accelerate]"' in ran.stdout
+    assert 'pip install "varve[accelerate]"' in programs.output(code)
 
 
 # ---- several ranks ----

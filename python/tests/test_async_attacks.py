@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import torch
 from async_jobs import LONG
@@ -91,12 +90,7 @@ import varve.torch
 
 
 def test_a_save_that_the_end_of_the_interpreter_would_lose_is_refused(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT, str(tmp_path / "c")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = programs.run(AT_EXIT, tmp_path / "c")
     assert "PreconditionError: the interpreter ends" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -115,7 +109,7 @@ varve.torch.async_save({"w": torch.ones(1000)}, sys.argv[1] + "-first").result()
 
 
 def test_a_function_that_was_registered_after_the_import_saves_at_the_end(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", FINAL, str(tmp_path / "c")], check=True, timeout=120)
+    programs.output(FINAL, tmp_path / "c")
     assert varve.verify(tmp_path / "c") == []
 
 

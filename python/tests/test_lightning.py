@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import torch
 from dcp_install_jobs import by_varve
@@ -85,8 +86,7 @@ def test_the_strategies_have_the_attributes_that_are_read() -> None:
 
 def test_without_lightning_the_import_says_what_to_install() -> None:
     code = "import sys; sys.modules['lightning'] = None; import varve.integrations.lightning"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert 'pip install "varve[lightning]"' in run.stderr
+    assert 'pip install "varve[lightning]"' in programs.run(code).stderr
 
 
 # ---- Training

@@ -127,9 +127,10 @@ def test_a_quick_operation_shows_nothing(terminal: bool) -> None:
 
 @pytest.mark.parametrize("name", RANKS)
 def test_only_rank_0_shows_anything(name: str) -> None:
-    assert in_a_log(SLOW, **{name: "1"}) == ""
-    assert on_a_terminal(SLOW, **{name: "1"}) == ""
-    assert in_a_log(SLOW, **{name: "0"}) != ""
+    code = SHOWS_ALL.format("it") + "with progress:\n    progress(1, 2)\n"
+    assert in_a_log(code, **{name: "1"}) == ""
+    assert on_a_terminal(code, **{name: "1"}) == ""
+    assert in_a_log(code, **{name: "0"}) != ""
 
 
 def test_the_rank_is_that_of_torch_distributed_where_it_runs(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -102,8 +100,7 @@ def test_the_keys_of_a_boto3_session(
     run, keys = server
     # That it has no keys is shown by a process of its own: keys of the environment are kept.
     code = f"import varve; varve.save({{'step': 1}}, '{run}/step-1')"
-    bare = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "no keys for S3" in bare.stderr
+    assert "no keys for S3" in programs.run(code).stderr
     session = boto3.Session(keys.access_key, keys.secret_key)
     varve.set_s3_credentials(session.get_credentials)
     varve.save({"step": 1}, f"{run}/step-1")

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import torch
 from dcp_install_jobs import by_varve
@@ -109,8 +110,7 @@ def test_the_manager_is_built_with_what_the_trainer_gives() -> None:
 
 def test_without_torchtitan_the_import_says_what_to_install() -> None:
     code = "import sys; sys.modules['torchtitan'] = None; import varve.integrations.torchtitan"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert 'pip install "varve[torchtitan]"' in run.stderr
+    assert 'pip install "varve[torchtitan]"' in programs.run(code).stderr
 
 
 # ---- Saving and resuming
