@@ -76,7 +76,7 @@ def come_late(rank: int, size: int, directory: str, verb: str, victim: int, warm
     state = state_of(rank, size)
     varve.torch.save(state, f"{directory}/before", coordinate=False, save_id=b"x" * 16)
     dist.barrier()
-    if verb == "async_save":
+    if warm and verb == "async_save":
         varve.torch.async_save(state, f"{directory}/first").result(LONG)
     elif warm:
         varve.torch.save(state, f"{directory}/first")

@@ -258,17 +258,6 @@ def die_in_save_and_wait(rank: int, size: int, path: str, victim: int) -> None:
             time.sleep(0.05)
 
 
-def late_for_save(rank: int, size: int, path: str, victim: int, warm: bool) -> None:
-    if warm:  # The ranks have met before: the deadline falls into an exchange.
-        varve.torch.save({"w": torch.ones(3)}, path + "-before")
-    try:
-        if rank == victim:
-            raise RuntimeError("came too late")
-        varve.torch.save({"w": torch.ones(3)}, path, timeout=1)
-    finally:
-        dist.barrier()  # No rank leaves before the others have failed.
-
-
 def separate_disks(rank: int, size: int, directory: str) -> None:
     own = os.path.join(directory, f"disk{rank}")
     os.makedirs(own)

@@ -147,14 +147,6 @@ def test_a_rank_killed_in_a_save_is_named_and_nothing_becomes_visible(
     assert os.listdir(tmp_path) == ["step"]
 
 
-@pytest.mark.parametrize("warm", [False, True])
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_rank_that_comes_too_late_is_named(victim: int, warm: bool, tmp_path: Path) -> None:
-    errors = errors_of_ranks(3, jobs.late_for_save, str(tmp_path / "x"), victim, warm)
-    others = [error for rank, error in errors.items() if rank != victim]
-    assert all(f"rank {victim}" in e and "deadline" in e for e in others), errors
-
-
 @pytest.mark.slow
 def test_ranks_with_separate_disks_are_found_out(tmp_path: Path) -> None:
     errors = errors_of_ranks(2, jobs.separate_disks, str(tmp_path))
