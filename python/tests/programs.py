@@ -7,6 +7,7 @@ and ends as an interpreter ends.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -15,19 +16,51 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
-def run(
+class Started:
+    """A program that has begun, with what a test uses of subprocess.Popen."""
+
+    def __init__(self, pid: int, server: socket.socket, stdin: IO[str], stdout: IO[str]) -> None:
+        self.pid = pid
+        self.stdin = stdin
+        self.stdout = stdout
+        self._server = server
+        self._status: int | None = None
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float = 600.0) -> int:
+        """Returns the exit status. A program that takes longer is killed, and TimeoutError raised."""
+        if self._status is None:
+            self._server.settimeout(timeout)
+            try:
+                self._status = int(self._server.recv(100))
+            except TimeoutError:
+                self.send_signal(signal.SIGKILL)
+                raise
+        return self._status
+
+    def end(self) -> None:
+        """Kills the program if it has not ended."""
+        with contextlib.suppress(TimeoutError):
+            self.wait(0.001)
+
+
+@contextlib.contextmanager
+def started(
     text: str,
     *arguments: object,
+    err: IO[Any],
+    out: IO[Any] | None = None,
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
-    timeout: float = 600.0,
-) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end. Its `PYTHONPATH` counts, and its output is kept."""
+) -> Iterator[Started]:
+    """Starts a program. Its `PYTHONPATH` counts, and without `out` its output goes to `stdout`."""
     request = {
         "text": text,
         "arguments": list(map(str, arguments)),
@@ -35,17 +68,27 @@ def run(
         "folder": os.fspath(cwd or os.getcwd()),
     }
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with mine, theirs, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        descriptors = [theirs.fileno(), out.fileno(), err.fileno()]
-        socket.send_fds(_server(), [json.dumps(request).encode()], descriptors)
-        theirs.close()
-        pid = int(mine.recv(100))
-        mine.settimeout(timeout)
+    in_read, in_write = os.pipe()
+    out_read, out_write = os.pipe()
+    with mine, open(in_write, "w") as stdin, open(out_read) as stdout:
+        with theirs, open(in_read), open(out_write) as end:
+            descriptors = [theirs.fileno(), in_read, (out or end).fileno(), err.fileno()]
+            socket.send_fds(_server(), [json.dumps(request).encode()], descriptors)
+        program = Started(int(mine.recv(100)), mine, stdin, stdout)
         try:
-            status = int(mine.recv(100))
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            raise
+            yield program
+        finally:
+            program.end()
+
+
+def run(
+    text: str, *arguments: object, timeout: float = 600.0, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, as `started`. Its output is kept."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        with started(text, *arguments, out=out, err=err, **more) as program:
+            program.stdin.close()
+            status = program.wait(timeout)
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -74,7 +117,7 @@ def _next_program(requests: socket.socket) -> Any:
     """Returns once for each program, each time in a new process. Its parent reports how it ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # No server waits for the processes below.
     while True:
-        message, descriptors, *_ = socket.recv_fds(requests, 1 << 20, 3)
+        message, descriptors, *_ = socket.recv_fds(requests, 1 << 20, 4)
         if not message:
             os._exit(0)
         if os.fork() == 0:
@@ -89,7 +132,7 @@ def _next_program(requests: socket.socket) -> Any:
             reply.send(b"%d" % pid)
             reply.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
             os._exit(0)
-    for target, descriptor in enumerate([os.open(os.devnull, os.O_RDONLY), *descriptors[1:]]):
+    for target, descriptor in enumerate(descriptors[1:]):
         os.dup2(descriptor, target)
         os.close(descriptor)
     return json.loads(message)

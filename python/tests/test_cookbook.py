@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import programs
 import pytest
 from frameworks import framework
 
@@ -79,13 +80,6 @@ def environment() -> dict[str, str]:
     }
 
 
-def command_of(block: Block) -> list[str]:
-    if block.language == "python":
-        return [sys.executable, "-c", block.text]
-    assert block.language in {"sh", "bash"}, f"{block.where}: how is {block.language!r} run?"
-    return ["bash", "-euo", "pipefail", "-c", block.text]
-
-
 def test_blocks_that_are_not_run_have_a_reason() -> None:
     skipped = [one for page in PAGES for one in blocks(page) if one.mark == "skip"]
     for one in skipped:
@@ -107,14 +101,18 @@ def test_the_blocks_of_a_page_run_as_they_stand(tmp_path: Path, page: str) -> No
         if block.mark == "file":
             (tmp_path / block.argument).write_text(block.text)
             continue
-        done = subprocess.run(
-            command_of(block),
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=LONGEST_WAIT,
-        )
+        if block.language == "python":
+            done = programs.run(block.text, cwd=tmp_path, env=environment(), timeout=LONGEST_WAIT)
+        else:
+            assert block.language in {"sh", "bash"}, f"{block.where}: {block.language!r}"
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block.text],
+                cwd=tmp_path,
+                env=environment(),
+                capture_output=True,
+                text=True,
+                timeout=LONGEST_WAIT,
+            )
         assert done.returncode == 0, f"{block.where}\n{done.stdout[-2000:]}{done.stderr[-5000:]}"
     if page == "cookbook.md":
         assert {p.suffix for p in (tmp_path / "hf").iterdir()} == {".json", ".safetensors"}

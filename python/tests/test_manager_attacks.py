@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import programs
 import pytest
 import torch
 
@@ -63,18 +64,16 @@ def test_a_job_whose_run_was_taken_away_leaves_it_to_the_job_that_begins_there(
         shutil.rmtree(run)
     else:
         run.rename(tmp_path / "old")
-    command = [sys.executable, "-c", OTHER_JOB, str(run)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None and other.stdout.readline() == "begun\n"
+    with programs.started(OTHER_JOB, run, err=sys.stderr) as other:
+        assert other.stdout.readline() == "begun\n"
         with pytest.raises(varve.UnavailableError, match="another job has the run"):
             for step in range(2, 6):
                 manager.save(step, state)
                 manager.wait()
         manager.close()
-        other.communicate("go on\n")
-    assert other.returncode == 0
+        other.stdin.write("go on\n")
+        other.stdin.flush()
+        assert other.wait() == 0
     assert {"step-00000011", "step-00000012"} <= {path.name for path in run.iterdir()}
 
 

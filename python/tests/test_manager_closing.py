@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 
 import varve
 from varve._manage import _history
 
-#: Saves a step in about six seconds, and says when it is about to wait for it.
+#: Saves a step in about three seconds, and says when it is about to wait for it.
 _PROGRAM = """
 import logging, sys, time, torch, varve.torch
 logging.basicConfig(level=logging.WARNING, stream=sys.stdout, format="%(message)s")
@@ -23,7 +22,7 @@ manager = varve.torch.CheckpointManager(
     "run", every=1, save_options={"max_write_bandwidth": 4 << 20},
     on_saved=lambda line: print("saved", line["step"], flush=True),
 )
-manager.save(1, {"w": torch.ones(24 << 20, dtype=torch.uint8)})
+manager.save(1, {"w": torch.ones(12 << 20, dtype=torch.uint8)})
 """
 
 _WATCH = """
@@ -60,20 +59,13 @@ def closed(
     lines: list[str] = []
     with (
         open(directory / "errors", "w+") as errors,
-        subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM + _ENDS[end]],
-            cwd=directory,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as process,
+        programs.started(_PROGRAM + _ENDS[end], cwd=directory, err=errors) as program,
     ):
-        assert process.stdout is not None
-        for line in process.stdout:
+        for line in program.stdout:
             lines.append(line.strip())
             if left and left[0][0] in line:
-                os.kill(process.pid, left.pop(0)[1])
-        status = process.wait(60)
+                program.send_signal(left.pop(0)[1])
+        status = program.wait(60)
     assert not left, lines
     return lines, (directory / "errors").read_text(), status
 

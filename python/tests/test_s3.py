@@ -6,8 +6,7 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -289,11 +288,15 @@ def test_ctrl_c_ends_a_wait_for_a_server_that_does_not_answer(bucket: Any, call:
             f"state, name = {{'w': torch.zeros(3)}}, 's3://{bucket.name}/c'\n"
             f"{call}\n"
         )
-        child = subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=-1)
-        silent.accept()[0].recv(1)  # Its first request has come.
-        child.send_signal(signal.SIGINT)
-        _, told = child.communicate(timeout=60)
-        assert b"KeyboardInterrupt" in told
+        with (
+            tempfile.TemporaryFile() as told,
+            programs.started(script, env=environment, err=told) as child,
+        ):
+            silent.accept()[0].recv(1)  # Its first request has come.
+            child.send_signal(signal.SIGINT)
+            child.wait(60)
+            told.seek(0)
+            assert b"KeyboardInterrupt" in told.read()
 
 
 @pytest.mark.slow
