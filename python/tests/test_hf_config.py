@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import scripts
 import torch
 from hf_jobs import llama, save_wrapped
 from ranks import run_ranks
@@ -225,14 +223,7 @@ def test_the_program_of_the_documentation_runs(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/other-formats.md").read_text()
     program = page.partition("```python\n")[2].partition("```\n")[0]
     (tmp_path / "export.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "export.py"],
-        cwd=tmp_path,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.stdout.count("torch.bfloat16") == 2, done.stdout + done.stderr
+    said = scripts.run(2, "export.py", cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert said.count("torch.bfloat16") == 2, said
     assert varve.verify(tmp_path / "my-model") == []
     assert set(varve.torch.files(tmp_path / "my-model")) >= {"config.json", "README.md"}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import programs
 import pytest
+import scripts
 import torch
 from dcp_install_jobs import by_varve
 from frameworks import framework
@@ -363,16 +362,9 @@ def test_a_removal_and_a_save_of_one_name_keep_their_order(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_the_example_resumes_on_two_devices(tmp_path: Path) -> None:
     def run(*arguments: str) -> str:
-        example = ROOT / "examples" / "lightning_checkpoint_io.py"
-        done = subprocess.run(
-            [sys.executable, example, tmp_path, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
+        return scripts.run(
+            0, ROOT / "examples" / "lightning_checkpoint_io.py", tmp_path, *arguments
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
     assert run("2").count("epoch ") == 2
     assert "epoch 2: loss" in run("4", "2")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import scripts
 import torch
 from frameworks import framework
 from lightning_jobs import fit, make_net, make_trainer, whole_in
@@ -33,16 +32,9 @@ def launched(folder: Path, *strategies: str) -> dict[str, Any]:
     temporary = folder / "tmp"
     temporary.mkdir()
     script = Path(__file__).with_name("lightning_launched.py")
-    done = subprocess.run(
-        [sys.executable, script, folder / "run", *strategies],
-        env={**os.environ, "TMPDIR": str(temporary)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    said = scripts.run(0, script, folder / "run", *strategies, env={"TMPDIR": str(temporary)})
+    (line,) = [line for line in said.splitlines() if line.startswith('{"weights"')]
+    return dict(json.loads(line))
 
 
 @pytest.mark.slow

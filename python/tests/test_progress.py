@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scripts
 
 import varve
 
@@ -155,12 +156,8 @@ def test_of_two_ranks_that_save_one_shows_its_progress(tmp_path: Path) -> None:
         f"varve.torch.save(state, '{tmp_path}/c', progress=progress)\n"
         "dist.destroy_process_group()\n"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(script)], capture_output=True, text=True, timeout=300, env=environment()
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"it: 100%", done.stderr)) == 1, done.stderr
+    said = scripts.run(2, script)
+    assert len(re.findall(r"it: 100%", said)) == 1, said
 
 
 def test_the_bar_goes_when_the_operation_fails() -> None:

@@ -6,13 +6,12 @@ import dataclasses
 import inspect
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import programs
 import pytest
+import scripts
 import torch
 from dcp_install_jobs import by_varve
 from frameworks import framework
@@ -430,18 +429,8 @@ def test_the_example_resumes_on_another_number_of_ranks(
     tmp_path: Path, uninterrupted: dict[int, float]
 ) -> None:
     def losses(ranks: int, steps: int) -> list[str]:
-        run = subprocess.run(
-            [
-                *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
-                *("--standalone", ROOT / "examples" / "torchtitan_dcp.py", tmp_path, str(steps)),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert run.returncode == 0, run.stderr
-        return [line for line in run.stdout.splitlines() if line.startswith("step ")]
+        said = scripts.run(ranks, ROOT / "examples" / "torchtitan_dcp.py", tmp_path, steps)
+        return [line for line in said.splitlines() if line.startswith("step ")]
 
     # The net and the data are those of titan_jobs.py.
     expected = [f"step {step}: loss {loss:.6f}" for step, loss in uninterrupted.items()]

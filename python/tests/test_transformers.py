@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import programs
 import pytest
+import scripts
 import torch
 
 if not os.environ.get("VARVE_REQUIRE_BUILD"):
@@ -466,14 +466,11 @@ def test_the_weights_are_spread_over_the_ranks_and_open_with_from_pretrained(
 
 @pytest.mark.slow
 def test_the_example_trains_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    example = str(ROOT / "examples" / "hf_trainer.py")
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", example]
-    first = subprocess.run([*ranks, tmp_path, "6"], capture_output=True, text=True, check=True)
-    assert "step 6 loss" in first.stdout
-    more = subprocess.run(
-        [sys.executable, example, tmp_path, "8"], capture_output=True, text=True, check=True
-    )
+    example = ROOT / "examples" / "hf_trainer.py"
+    first = scripts.run(2, example, tmp_path, 6)
+    assert "step 6 loss" in first
+    more = scripts.run(0, example, tmp_path, 8)
     # The line of step 5 comes from the checkpoint.
-    assert re.search(r"step 5 .*", first.stdout)[0] in more.stdout  # type: ignore[index]
-    assert "step 8 loss" in more.stdout
+    assert re.search(r"step 5 .*", first)[0] in more  # type: ignore[index]
+    assert "step 8 loss" in more
     assert checkpoints(tmp_path) == ["checkpoint-5", "checkpoint-6", "checkpoint-8"]
