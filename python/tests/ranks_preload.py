@@ -19,7 +19,7 @@ _THREADS = len(os.listdir("/proc/self/task"))  # OpenBLAS's, which a fork stops 
 
 # The first DTensor of a process imports torch._dynamo.
 _JOBS = sorted(path.stem for path in Path(__file__).parent.glob("*_jobs.py"))
-for _name in ("torch.distributed.tensor", "torch._dynamo", "varve.torch", *_JOBS):
+for _name in ("torch.distributed.tensor", "torch._dynamo", "varve.torch", "lightning", *_JOBS):
     # Frameworks that the jobs import may not be installed, and CUDA's driver may not be there.
     with contextlib.suppress(ImportError, OSError):
         importlib.import_module(_name)

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 MAIN = """
 import json, sys
 import quota_jobs, ranks
-ranks._context.set_forkserver_preload(["torch.distributed.tensor", "varve.torch", "quota_jobs"])
+ranks._context.set_forkserver_preload(["torch._dynamo", "varve.torch", "quota_jobs"])
 for line in sys.stdin:
     size, *arguments = json.loads(line)
     try:
