@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,31 @@ def test_an_attribute_that_is_no_plain_value_is_refused_by_name(tmp_path: Path) 
     with pytest.raises(varve.InvalidArgumentError, match=r'"m\.w.*Scaled.*block'):
         varve.torch.save(state, tmp_path / "c")
     assert list(tmp_path.iterdir()) == []
+
+
+class Boxed(torch.Tensor):
+    """A tensor with an attribute, as those of torchvision."""
+
+    kind: str
+
+    @staticmethod
+    def of(data: torch.Tensor, kind: str) -> Boxed:
+        made = data.as_subclass(Boxed)
+        made.kind = kind
+        return made
+
+
+def test_attributes_of_a_class_that_has_no_inner_tensors_are_warned_of(tmp_path: Path) -> None:
+    state = {"b": Boxed.of(torch.ones(3), "xyxy")}
+    with pytest.warns(UserWarning, match=r'tensor "b": of a Boxed the elements .*\(kind\)'):
+        varve.torch.save(state, tmp_path / "c")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="tensor")
+        varve.torch.save(state, tmp_path / "d")  # Once for each class.
+    target = {"b": Boxed.of(torch.zeros(3), "cxcy")}
+    varve.torch.load(target, tmp_path / "c")
+    assert type(target["b"]) is Boxed and target["b"].kind == "cxcy"
+    assert type(varve.torch.read(tmp_path / "c")["b"]) is torch.Tensor
 
 
 def test_jagged_tensors_of_one_raggedness_stay_so(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
+from varve._arguments import first_names
 from varve._core import states
 from varve._engine import DTYPE_NUMBERS
+from varve._warn import warn
 from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.torch import _layout
 
@@ -44,6 +46,7 @@ __all__ = [
     "refuse_copy",
     "shards_of",
     "stretches_of",
+    "warn_of_attributes",
 ]
 
 #: The engine's numbers of the dtypes that it has.
@@ -58,6 +61,9 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 #: The attributes of torch 2.14's CheckpointableTensor protocol.
 _CHECKPOINTABLE = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
+
+#: Classes that warn_of_attributes has named.
+_named: set[type] = set()
 
 #: A shard: (offsets in the whole, its memory).
 _Shard = tuple[Sequence[int], torch.Tensor]
@@ -223,6 +229,22 @@ def empty_beside(
     return dtensor_around(
         torch.empty(local, dtype=dtype, device=device), parameter, torch.Size(sizes), stride
     )
+
+
+def warn_of_attributes(fqn: str, tensor: Any) -> None:
+    """Warns, once for each class, that attributes of a tensor of a class of its own are not stored."""
+    kind = type(tensor)
+    if kind in PLAIN or kind in _named or is_shard(tensor):
+        return
+    lost = [name for name in getattr(tensor, "__dict__", ()) if not name.startswith("_")]
+    if lost:
+        _named.add(kind)
+        warn(
+            f'tensor "{fqn}": of a {kind.__name__} the elements are saved, and not its attributes '
+            f"({first_names(lost)}): a read gives a plain tensor, a load leaves those of the destination. "
+            "Save them beside it, under names of their own",
+            UserWarning,
+        )
 
 
 def _has_layout(tensor: torch.Tensor) -> bool:

@@ -35,6 +35,7 @@ from varve.torch._shards import (
     place_of,
     refuse_copy,
     shards_of,
+    warn_of_attributes,
 )
 from varve.torch._wrapping import Wrapping
 
@@ -106,6 +107,7 @@ class TorchArrays(NumpyArrays):
             super().add_sources(into, fqn, tensor)
             return
         _check(fqn, tensor)
+        warn_of_attributes(fqn, tensor)
         shape, parts = shards_of(fqn, tensor)
         for offsets, local in parts:
             self._add_source(into, fqn, shape, offsets, local)
