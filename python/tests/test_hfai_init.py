@@ -24,6 +24,13 @@ def test_init_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
         net.try_save(0, 1, force=True)  # type: ignore[operator]
 
 
+def test_init_warns_of_a_checkpoint_that_has_lost_its_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert varve.hfai.init(nn.Linear(2, 2), None, ckpt_path=tmp_path, suspend=None) == (0, 0, None)
+    assert f"{tmp_path} is an empty directory" in caplog.text
+
+
 def test_try_save_and_init_give_back_everything(one_rank: None, tmp_path: Path) -> None:
     path = tmp_path / "latest.pt"
     net, adam = hfai_jobs.trained(1)

@@ -28,6 +28,7 @@ import varve.torch
 
 lightning = framework("lightning")
 
+from varve.integrations import _newest  # noqa: E402
 from varve.integrations._contract import differences, require  # noqa: E402
 from varve.integrations.lightning import (  # noqa: E402
     NEEDED,
@@ -173,6 +174,32 @@ def test_a_checkpoint_without_index_is_passed_over(
     for name in ("varve.json", "manifest.bin"):
         (tmp_path / "epoch=2.ckpt" / name).unlink()
     assert fit(str(tmp_path), 5) == uninterrupted[8:]
+
+
+@pytest.mark.parametrize("kept", [(), ("manifest.bin",)])
+def test_checkpoints_that_have_lost_their_files_are_passed_over(
+    tmp_path: Path,
+    uninterrupted: list[float],
+    kept: tuple[str, ...],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fit(str(tmp_path), 3)
+
+    def lose_files(name: str) -> None:
+        for file in (tmp_path / name).iterdir():
+            if file.name not in kept:
+                file.unlink()
+
+    lose_files("epoch=2.ckpt")
+    assert len(_newest.whole_in(str(tmp_path))) == len(list(tmp_path.glob("*.ckpt"))) - 1
+    assert f"{tmp_path / 'epoch=2.ckpt'} is passed over" in caplog.text
+    caplog.clear()
+    assert fit(str(tmp_path), 5) == uninterrupted[8:]
+    assert f"{tmp_path / 'epoch=2.ckpt'} is passed over" in caplog.text
+    for path in tmp_path.glob("*.ckpt"):
+        lose_files(path.name)
+    with pytest.raises(varve.CorruptCheckpointError, match="no checkpoint in"):
+        fit(str(tmp_path), 6)
 
 
 def test_nothing_is_begun_anew_over_checkpoints_that_are_all_damaged(tmp_path: Path) -> None:

@@ -187,6 +187,19 @@ def test_nothing_is_begun_anew_over_checkpoints_that_are_all_damaged(tmp_path: P
         Training(str(tmp_path)).manager.load()
 
 
+@pytest.mark.parametrize("kept", [(), ("manifest.bin",)])
+def test_nothing_is_begun_anew_over_steps_that_have_lost_their_files(
+    tmp_path: Path, kept: tuple[str, ...]
+) -> None:
+    train(0, 1, str(tmp_path), 5)
+    step = tmp_path / "checkpoint" / "step-5"
+    for file in step.iterdir():
+        if file.name not in kept:
+            file.unlink()
+    with pytest.raises(varve.CorruptCheckpointError, match=r"no step in .* is whole; step-5"):
+        Training(str(tmp_path)).manager.load()
+
+
 def test_a_step_that_is_asked_for_is_loaded_or_an_error(
     tmp_path: Path, uninterrupted: dict[int, float]
 ) -> None:

@@ -55,6 +55,22 @@ def damages_left(path: _Path) -> list[_core.Damage]:
     return [] if mended(path, damages[0].problem) else damages
 
 
+def files_lost(path: str) -> str | None:
+    """Returns why a directory is a checkpoint that has lost its index and data; None for any other, and remote names.
+
+    It takes an empty directory for one: the caller knows that the name is a checkpoint's.
+    """
+    if not os.path.isdir(path):
+        return None
+    if not os.listdir(path):
+        return "it is an empty directory: its files have been removed"
+    name = os.path.basename(os.path.abspath(path))
+    for entry in _core.list_checkpoints(path):
+        if entry.name == name and entry.state == "damaged":
+            return entry.detail
+    return None
+
+
 def mended(path: _Path, problem: str) -> bool:
     """Rebuilds a damaged manifest from the headers of the data files; returns False where it cannot.
 

@@ -8,6 +8,7 @@
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
+#include "catalogue/remains.h"
 #include "catalogue/scan.h"
 #include "catalogue/side_files.h"
 #include "catalogue/unfinished.h"
@@ -168,6 +169,26 @@ Result<std::optional<CheckpointEntry>> Examine(Storage& storage, const std::stri
   return std::optional(std::move(entry));
 }
 
+/// Returns the entry for what is left of a checkpoint that has lost its index and its data; nothing
+/// for any other directory, nor for an empty one whose name a save has locked.
+std::optional<CheckpointEntry> ExamineRemains(Storage& storage, const std::string& path,
+                                              const std::string& name) {
+  const auto remains = RemainsOfCheckpoint(storage, path);
+  const auto files = storage.List(path);
+  if (!remains || !files.ok() ||
+      (files->empty() && storage.OpenForRead(LockPath(path)).ok() && IsLocked(storage, path))) {
+    return std::nullopt;
+  }
+  CheckpointEntry entry{.name = name,
+                        .state = CheckpointState::kDamaged,
+                        .detail = *remains,
+                        .step = StepFromName(name)};
+  for (const DirectoryEntry& file : *files) {
+    entry.bytes += file.size;
+  }
+  return entry;
+}
+
 CheckpointEntry ExamineStale(Storage& storage, const std::string& directory,
                              const DirectoryEntry& found, const StaleName& stale,
                              bool target_exists) {
@@ -294,6 +315,9 @@ Status ListItem(Storage& storage, const std::string& directory,
     return Status::Ok();
   }
   VARVE_ASSIGN_OR_RETURN(auto entry, Examine(storage, path, item.name));
+  if (!entry) {
+    entry = ExamineRemains(storage, path, item.name);
+  }
   const bool has_checkpoint = entry.has_value();
   if (entry) {
     entries->push_back(*std::move(entry));
@@ -373,6 +397,9 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
   std::vector<CheckpointEntry> entries;
   for (std::vector<CheckpointEntry>& some : of_items) {
     std::move(some.begin(), some.end(), std::back_inserter(entries));
+  }
+  if (entries.empty() && !files_beside) {
+    files_beside = ExamineRemains(storage, directory, name);
   }
   if (entries.empty() && files_beside) {
     entries.push_back(std::move(*files_beside));

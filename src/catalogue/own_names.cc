@@ -7,6 +7,7 @@
 #include "catalogue/formats.h"
 #include "catalogue/formats/known_format.h"
 #include "catalogue/names.h"
+#include "varve/step_note.h"
 
 namespace varve {
 namespace {
@@ -83,7 +84,8 @@ bool OwnNames::FitsPattern(std::string_view name) const {
   if (name.find('/') != std::string_view::npos && !has_folders) {
     return false;  // A copy of a checkpoint in a folder there is the user's.
   }
-  return IsHiddenName(name) || (known_ != nullptr ? known_->Owns(name) : IsOfSomeFormat(name));
+  return IsHiddenName(name) || name == kStepNoteName ||
+         (known_ != nullptr ? known_->Owns(name) : IsOfSomeFormat(name));
 }
 
 bool OwnNames::OwnsFolder(std::string_view name) const {

@@ -5,7 +5,8 @@
 ///  - what the format's writers name their files, whether an index mentions them or not
 ///    (KnownFormat::Owns). So stale files of an earlier save go with the checkpoint;
 ///  - what the index names;
-///  - Varve's own hidden names: parts of files, locks of ranks, the mark of a staging directory.
+///  - Varve's own hidden names: parts of files, locks of ranks, the mark of a staging directory;
+///  - the note of a manager, also where the record that names it is lost.
 #pragma once
 
 #include <optional>

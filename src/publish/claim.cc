@@ -11,6 +11,7 @@
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
+#include "catalogue/remains.h"
 #include "catalogue/scan.h"
 #include "catalogue/side_files.h"
 #include "varve/catalogue.h"
@@ -70,6 +71,9 @@ Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
     if (HoldsPartsOnly(*entries)) {
       return Occupant::kParts;
     }
+    if (RemainsOfCheckpoint(storage, path)) {
+      return Occupant::kCheckpoint;  // As damaged as one can be.
+    }
     return HoldsConfigurationOnly(*entries) ? Result<Occupant>(Occupant::kConfiguration)
                                             : NoCheckpointIn(path, *entries);
   }
@@ -109,7 +113,8 @@ Status CheckMayReplace(Storage& storage, const std::string& path, Overwrite over
   const auto verified = Verify(path, storage, {}, stop);
   const StatusCode code = verified.status().code();
   const bool incomplete =  // Files of some ranks are missing.
-      code == StatusCode::kFailedPrecondition || code == StatusCode::kDataLoss;
+      code == StatusCode::kFailedPrecondition || code == StatusCode::kDataLoss ||
+      (code == StatusCode::kNotFound && RemainsOfCheckpoint(storage, path));
   if (!incomplete && !verified.ok()) {
     return verified.status().Annotate("verify " + path +
                                       ", which may be replaced if it is damaged");

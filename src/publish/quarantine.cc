@@ -18,6 +18,7 @@
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
+#include "catalogue/remains.h"
 #include "format/commit_record.h"
 #include "publish/claim.h"
 #include "publish/families.h"
@@ -62,7 +63,7 @@ Result<std::string> FileSystemPublisher::Quarantine(const std::string& path,
                                                     std::string_view reason) {
   VARVE_ASSIGN_OR_RETURN(const auto lock, LockUnlessSaved(storage_, path));  // Step 1.
   VARVE_RETURN_IF_ERROR(RecoverDisplaced(storage_, path));                   // Step 2.
-  if (!HoldsCheckpoint(storage_, path)) {
+  if (!HoldsCheckpoint(storage_, path) && !RemainsOfCheckpoint(storage_, path)) {
     return NotFound("there is no checkpoint of that name");
   }
   VARVE_RETURN_IF_ERROR(WriteWholeFile(storage_, JoinPath(path, kQuarantineReasonName),

@@ -25,6 +25,7 @@
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
 #include "catalogue/read_lock.h"
+#include "catalogue/remains.h"
 #include "publish/claim.h"
 #include "publish/families.h"
 #include "publish/other_files.h"
@@ -60,7 +61,7 @@ Result<std::vector<DirectoryEntry>> ListCheckpointDirectory(Storage& storage,
                               ": it is a file; checkpoints of one file are removed with rm");
   }
   VARVE_RETURN_IF_ERROR(entries.status());
-  if (!IsCheckpoint(storage, path, *entries)) {
+  if (!IsCheckpoint(storage, path, *entries) && !RemainsOfCheckpoint(storage, path)) {
     return FailedPrecondition("remove " + path + ": it is not a checkpoint; nothing was removed");
   }
   return entries;

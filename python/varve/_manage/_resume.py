@@ -128,7 +128,12 @@ class Chooser:
     def _damage(self, step: manage.RunStep) -> str | None:
         """Returns what is damaged in a step; None where nothing is. Raises what is no damage."""
         path = self._path(step.name)
-        problem = _index_problem(path)
+        try:
+            problem = _index_problem(path)
+        except CheckpointNotFoundError:
+            if step.state != "damaged":
+                raise
+            return step.detail  # It has neither an index nor data.
         if problem is not None:
             if not mended(path, problem):
                 return problem
@@ -201,6 +206,11 @@ def _is_damaged(path: str) -> bool:
         return bool(_core.verify(path))
     except CorruptCheckpointError:
         return True
+    except CheckpointNotFoundError:
+        run, name = os.path.split(path)
+        if any(one.name == name and one.state == "damaged" for one in manage.list_steps(run)):
+            return True  # It has neither an index nor data.
+        raise
 
 
 def _index_problem(path: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from varve.errors import InvalidArgumentError, PreconditionError
 from varve.hfai._errors import NoDirectoryError, WrongTypeError
 from varve.hfai._load import load
 from varve.hfai._save import save
+
+_LOG = logging.getLogger("varve")
 
 #: The source of requests to suspend: a function that returns True once one has come, or a signal.
 Suspend = Callable[[], bool] | signal.Signals | int
@@ -158,6 +161,8 @@ def _resume(
             "failed; all ranks must share one file system"
         )
     if state is None:
+        if _world(group) == 1 or dist.get_rank(group) == 0:
+            _warn_if_empty(os.fspath(path))
         return 0, 0, None
     missing = [key for key in ("epoch", "step") if key not in state]
     if missing:
@@ -170,6 +175,16 @@ def _resume(
         if target is not None and state.get(key) is not None:
             target.load_state_dict(state[key])
     return state["epoch"], state["step"], state.get("others")
+
+
+def _warn_if_empty(path: str) -> None:
+    """Warns where the checkpoint's directory is empty: a user has made it, or its files have been removed."""
+    if os.path.isdir(path) and not os.listdir(path):
+        _LOG.warning(
+            "varve.hfai.init: %s is an empty directory: training begins at step 0. If a checkpoint was there, its "
+            "files have been removed",
+            path,
+        )
 
 
 def _give(targets: Any, states: Any) -> None:

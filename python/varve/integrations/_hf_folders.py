@@ -17,6 +17,9 @@ from varve.integrations._removal import remove_unless_held
 
 _log = logging.getLogger("varve")
 
+#: Files that are Varve's alone: one that has lost its data may have the second.
+_INDEX = {"varve.json", "manifest.bin"}
+
 _DATA_FILE = re.compile(r"data-\d+-of-\d+(-[0-9a-f]+)?\.safetensors")
 
 
@@ -26,7 +29,7 @@ def is_varves(path: str | os.PathLike[str]) -> bool:
         names = os.listdir(path)
     except OSError:
         return False
-    return "varve.json" in names or any(_DATA_FILE.fullmatch(name) for name in names)
+    return not _INDEX.isdisjoint(names) or any(_DATA_FILE.fullmatch(name) for name in names)
 
 
 def numbered(folder: str, prefix: str) -> list[tuple[int, str]]:

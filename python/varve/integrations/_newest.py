@@ -7,7 +7,7 @@ import math
 import os
 
 import varve
-from varve._catalogue import damages_left, unread
+from varve._catalogue import damages_left, files_lost, unread
 from varve._engine import is_remote, path_text
 from varve.errors import (
     CheckpointNotFoundError,
@@ -36,7 +36,9 @@ def checkpoints_in(folder: str | os.PathLike[str]) -> list[str]:
             changed = 0.0 if is_remote(where) else os.stat(path).st_mtime
             found.append((_global_step(path), changed, path))
         except (CheckpointNotFoundError, FileNotFoundError):
-            continue  # A directory of the user's, or a link to nothing.
+            # A directory of the user's, a link to nothing, or a checkpoint without its files.
+            if files_lost(path) is not None:
+                found.append((math.inf, os.stat(path).st_mtime, path))
     return [path for _, _, path in sorted(found, reverse=True)]
 
 
@@ -75,6 +77,8 @@ def newest_good(folder: str) -> str:
             reason = str(damages[0]) if damages else None
         except (UnsupportedError, UnavailableError, PermissionDeniedError):
             raise
+        except CheckpointNotFoundError as error:
+            reason = files_lost(path) or str(error)
         except Error as error:
             reason = str(error)
         if reason is None:
@@ -94,7 +98,10 @@ def whole_in(folder: str) -> list[str]:
     whole = []
     for path in checkpoints_in(folder):
         entry = listed.get(os.path.basename(path))
-        if entry is None or entry.state in ("whole", "displaced"):
+        lost = files_lost(path) if entry is None else None
+        if lost is not None:
+            warn_of(path, lost)
+        elif entry is None or entry.state in ("whole", "displaced"):
             whole.append(path)
         elif not whole and (error := unread(entry.state, f"resume: {entry.detail}", path)):
             raise error

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import varve
-from varve._catalogue import unread
+from varve._catalogue import files_lost, unread
 from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error
 from varve.integrations._ranks import rank_of_job
 from varve.integrations._removal import remove_unless_held
@@ -28,7 +28,7 @@ def whole_steps(folder: str) -> list[str]:
     """Returns the names of the whole steps in a folder, the newest first; warns of all others.
 
     Raises:
-        CorruptCheckpointError: There are damaged ones and no whole one.
+        CorruptCheckpointError: There are damaged or empty ones and no whole one.
         UnsupportedError: A newer Varve wrote the newest.
     """
     try:
@@ -46,15 +46,19 @@ def whole_steps(folder: str) -> list[str]:
         if error is not None and _number(entry.name) > newest:
             raise error
     reasons = {entry.name: f"it is {entry.state} ({entry.detail})" for entry in others}
+    damaged = {entry.name: entry.detail for entry in others if entry.state == "damaged"}
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
         if _STEP.fullmatch(name) and name not in steps:
-            reasons[name] = "it holds no checkpoint"
+            lost = files_lost(os.path.join(folder, name))
+            reasons[name] = lost or "it holds no checkpoint"
+            if lost is not None:
+                damaged[name] = lost
     for name, reason in reasons.items():
         _log.warning("resume: %s is passed over: %s", os.path.join(folder, name), reason)
-    damaged = [entry for entry in others if entry.state == "damaged"]
     if damaged and not whole:
+        last = max(damaged, key=_number)
         raise CorruptCheckpointError(
-            f"resume: no step in {folder} is whole; {damaged[-1].name}: {damaged[-1].detail}. `varve "
+            f"resume: no step in {folder} is whole; {last}: {damaged[last]}. `varve "
             "repair` may help. Give another folder to begin anew",
             path=folder,
         )
