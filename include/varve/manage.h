@@ -3,7 +3,9 @@
 ///
 /// A step of a run is a checkpoint in the run's directory whose name is letters and a number behind
 /// them: "step-00001000", "checkpoint-500", "global_step120". Other checkpoints there, such as
-/// "step-1000-backup" or "pretrained", are the user's: nothing here counts or removes them.
+/// "step-1000-backup" or "pretrained", are the user's: nothing here counts or removes them. Nor is
+/// it a step where the manager's note has another step than the name: a user has copied or renamed
+/// the directory, and it would be taken for newer than it is.
 #pragma once
 
 #include <chrono>
@@ -38,6 +40,8 @@ struct RunStep {
   std::optional<std::string> pin;  ///< Why it is pinned.
   std::optional<SaveId> save_id{};
   bool is_link = false;  ///< A symbolic link to a checkpoint: a user has made it.
+  /// The step in the manager's note where the name has another; nothing where they agree.
+  std::optional<std::uint64_t> other_step{};
 
   /// Returns true for a step that can be loaded, as far as names, sizes and the index tell.
   [[nodiscard]] bool whole() const {
@@ -51,6 +55,12 @@ struct RunStep {
 /// in quarantine. Reads indexes, sizes and notes. An empty list where there is no directory.
 Result<std::vector<RunStep>> ListSteps(const std::string& run, Storage& storage = AnyStorage(),
                                        const std::stop_token& stop = {});
+
+/// Returns the checkpoints of a run that ListSteps leaves out because the note in them has another
+/// step (RunStep::other_step), in the same order. Reads as ListSteps.
+Result<std::vector<RunStep>> ListMisnamedSteps(const std::string& run,
+                                               Storage& storage = AnyStorage(),
+                                               const std::stop_token& stop = {});
 
 /// Returns the path of the newest whole checkpoint in `directory`: the last whole step in the order
 /// of ListSteps; where there is none, that with the highest step in its name; where no name has

@@ -84,6 +84,17 @@ std::vector<RunStep> ListStepsPython(const FsPath& run) {
   });
 }
 
+/// Returns each with its name, the step in that, and the step in the note.
+nb::list ListMisnamedPython(const FsPath& run) {
+  nb::list all;
+  for (const RunStep& one : Stoppable(run.text, [&](const std::stop_token& stop) {
+         return ListMisnamedSteps(run.text, AnyStorage(), stop);
+       })) {
+    all.append(nb::make_tuple(ToText(one.name), one.step, one.other_step.value_or(one.step)));
+  }
+  return all;
+}
+
 std::vector<PrunedStep> PruneRunPython(const FsPath& run, const KeepRules& rules,
                                        nb::handle dry_run, double busy_share,
                                        std::optional<std::string> prefix, bool only_managed) {
@@ -198,6 +209,7 @@ void BindManage(nb::module_& parent) {
       });
   BindRunNotes(module);
   module.def("list_steps", &ListStepsPython, nb::arg("run"));
+  module.def("list_misnamed_steps", &ListMisnamedPython, nb::arg("run"));
   module.def(
       "check_rules", [](const KeepRules& rules) { RaiseIfError(CheckRules(rules)); },
       nb::arg("rules"));

@@ -126,6 +126,20 @@ TEST_F(Run, ListsStepsByAttemptThenByStepAndLeavesOthersOut) {
   EXPECT_THAT(Names(), ElementsAre("step-100", "step-200", "step-300", "step-9", "step-150"));
 }
 
+TEST_F(Run, ACheckpointWhoseNoteHasAnotherStepIsNoStep) {
+  Save("step-10", 1, 10);
+  Save("step-30", 1, 30);
+  std::filesystem::copy(Path("step-10"), Path("step-99"));
+  EXPECT_THAT(Names(), ElementsAre("step-10", "step-30"));
+  EXPECT_EQ(NewestCheckpoint(dir_.path()).value(), Path("step-30"));
+  EXPECT_THAT(Prune({.last = 1}), ElementsAre("step-10"));
+  const auto misnamed = ListMisnamedSteps(dir_.path());
+  ASSERT_TRUE(IsOk(misnamed));
+  ASSERT_EQ(misnamed->size(), 1U);
+  EXPECT_EQ(misnamed->front().name, "step-99");
+  EXPECT_EQ(misnamed->front().other_step, 10U);
+}
+
 TEST_F(Run, AStepThatNoManagerHasSavedIsAsNewAsWhatWasSavedThen) {
   Save("step-300", 1, 300);
   Save("step-400");

@@ -90,6 +90,9 @@ Result<RunStep> AsStep(Storage& storage, const std::string& run, const Checkpoin
     VARVE_RETURN_IF_ERROR(note.status());
   }
   if (note.ok() && *note) {
+    if ((*note)->step != step.step) {
+      step.other_step = (*note)->step;
+    }
     step.attempt = (*note)->attempt;
     step.time_ns = (*note)->time_ns;
     step.metrics = std::move((*note)->metrics);
@@ -173,9 +176,9 @@ bool HasMissed(const Look& look) {
   });
 }
 
-}  // namespace
-
-Result<std::vector<RunStep>> ListSteps(const std::string& given, Storage& storage,
+/// Returns the checkpoints with names of steps, in the order of ListSteps, also those whose notes
+/// have other steps.
+Result<std::vector<RunStep>> ListNamed(const std::string& given, Storage& storage,
                                        const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string run, ResolvePath(given, storage));
   const auto listed = storage.List(run);
@@ -192,6 +195,22 @@ Result<std::vector<RunStep>> ListSteps(const std::string& given, Storage& storag
                IsStepName(entry.name);
       }));
   SortSteps(&steps);
+  return steps;
+}
+
+}  // namespace
+
+Result<std::vector<RunStep>> ListSteps(const std::string& run, Storage& storage,
+                                       const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(auto steps, ListNamed(run, storage, stop));
+  std::erase_if(steps, [](const RunStep& step) { return step.other_step.has_value(); });
+  return steps;
+}
+
+Result<std::vector<RunStep>> ListMisnamedSteps(const std::string& run, Storage& storage,
+                                               const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(auto steps, ListNamed(run, storage, stop));
+  std::erase_if(steps, [](const RunStep& step) { return !step.other_step; });
   return steps;
 }
 
@@ -226,8 +245,10 @@ Result<std::string> NewestCheckpoint(const std::string& given, Storage& storage,
   };
   // As a resume: steps before others, and names with a number in them before those without.
   for (const auto& counts :
-       {+[](const RunStep& step) { return IsStepName(step.name); },
-        +[](const RunStep& step) { return StepFromName(step.name).has_value(); }}) {
+       {+[](const RunStep& step) { return IsStepName(step.name) && !step.other_step; },
+        +[](const RunStep& step) {
+          return StepFromName(step.name).has_value() && !step.other_step;
+        }}) {
     std::vector<RunStep> some;
     std::copy_if(found.begin(), found.end(), std::back_inserter(some), counts);
     if (!some.empty()) {

@@ -58,6 +58,9 @@ class RunLock:
 def list_steps(run: str) -> list[RunStep]:
     """The steps of a run, from the oldest to the newest."""
 
+def list_misnamed_steps(run: str) -> list[tuple[str, int, int]]:
+    """Names of checkpoints whose notes have other steps than their names, with the name's step and the note's."""
+
 def check_rules(rules: KeepRules) -> None: ...
 def prune(
     run: str,

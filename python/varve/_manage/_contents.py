@@ -19,6 +19,18 @@ _FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".npz")
 _UNFINISHED = ("saving", "stale", "failed", "incomplete")
 
 
+def misnamed(run: str, number: int | None = None) -> dict[str, str]:
+    """Returns the checkpoints of a run that were copied or renamed to another step's name, and what they are.
+
+    With `number`, it returns only those that have this number in their names.
+    """
+    return {
+        name: f"is step {noted} by its note, copied or renamed"
+        for name, named, noted in manage.list_misnamed_steps(run)
+        if number is None or named == number
+    }
+
+
 def refuse_checkpoint(run: str) -> None:
     """Raises InvalidArgumentError where a run's directory is a checkpoint itself, such as a step of a run.
 
@@ -55,7 +67,8 @@ def other_contents(run: str) -> str:
     except CheckpointNotFoundError:
         entries = []
     unfinished = [one for one in entries if one.state in _UNFINISHED]
-    found = [one.name for one in entries if one not in unfinished]
+    others = misnamed(run)
+    found = [one.name for one in entries if one not in unfinished and one.name not in others]
     if not manage.is_in_object_store(run) and os.path.isdir(run):
         files = (one.name for one in os.scandir(run) if one.is_file())
         found += [name for name in files if name.endswith(_FILES)]
@@ -64,6 +77,7 @@ def other_contents(run: str) -> str:
         parts.append(
             f"{first_names(sorted(set(found)))}, of which none is a step: a step's name is letters and a number"
         )
+    parts += [f"{name}, which {what}" for name, what in others.items()]
     if unfinished:
         names = [f"{one.name} ({one.detail or one.state})" for one in unfinished]
         parts.append(f"{first_names(sorted(set(names)))}, which no save has finished")

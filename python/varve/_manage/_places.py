@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from varve._core import manage
+from varve._manage._contents import misnamed
 from varve._manage._history import History
 from varve._manage._inputs import Settings, is_whole
 from varve._manage._lock import set_pinned_apart, take_lock
@@ -120,7 +121,12 @@ class Places:
             for one in reversed(steps):
                 if one.step == step:
                     return {"step": one.step, "name": one.name, "run": run, "later": name}
-        raise CheckpointNotFoundError(f"{self._run} has no whole step {step}", path=self._run)
+        held = "".join(
+            f"; {name} {what}: load(state, path) loads it"
+            for run in ([self._run] if here else self._choosers)
+            for name, what in misnamed(run, step).items()
+        )
+        raise CheckpointNotFoundError(f"{self._run} has no whole step {step}{held}", path=self._run)
 
     def pass_over(self, chosen: Chosen, reason: str) -> None:
         """Leaves a damaged step out."""

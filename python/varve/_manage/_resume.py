@@ -12,6 +12,7 @@ from varve import _core
 from varve._arguments import first_names
 from varve._catalogue import damages_left, mended, unread
 from varve._core import manage
+from varve._manage._contents import misnamed
 from varve._manage._history import History
 from varve._manage._place import Place
 from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error
@@ -49,6 +50,7 @@ class Chooser:
         self._history = history
         self._place = place
         self._may_have_restarts = True  # Of this job or an earlier one.
+        self._told = False  # Of the misnamed steps.
         self._counted: set[str] = set()  # The steps of which the file counts this job's restart.
 
     def choose(self) -> manage.RunStep | None:
@@ -58,6 +60,15 @@ class Chooser:
         UnavailableError where the newest may be whole and cannot be read.
         """
         steps = manage.list_steps(self._run)
+        if not self._told:
+            self._told = True
+            for name, what in misnamed(self._run).items():
+                _LOG.warning(
+                    "resume: %s %s: it counts as no step. load(state, path) loads it; move it elsewhere, "
+                    "for a save of that number would replace it",
+                    self._path(name),
+                    what,
+                )
         restarts = self._restarts()
         for place in range(len(steps) - 1, -1, -1):
             step = steps[place]
