@@ -22,6 +22,12 @@ _INDEX = {"varve.json", "manifest.bin"}
 
 _DATA_FILE = re.compile(r"data-\d+-of-\d+(-[0-9a-f]+)?\.safetensors")
 
+#: A purge that goes by age leaves this: the files of the framework, which may open as others' checkpoint.
+_ONLY_SIDE_FILES = "its varve.json and its data files are missing"
+
+#: Returns what is wrong with a directory that is not Varve's, or None.
+WhyNotForeign = Callable[[str], str | None]
+
 
 def is_varves(path: str | os.PathLike[str]) -> bool:
     """Returns True for the directory of a checkpoint in Varve's format, whole or not."""
@@ -44,7 +50,7 @@ def numbered(folder: str, prefix: str) -> list[tuple[int, str]]:
 
 
 def newest_good(
-    folder: str, prefix: str, verify: bool, why_not_foreign: Callable[[str], str | None]
+    folder: str, prefix: str, verify: bool, why_not_foreign: WhyNotForeign
 ) -> str | None:
     """Returns the checkpoint PREFIXn with the highest n that is whole, or None.
 
@@ -67,8 +73,8 @@ def newest_good(
             raise error
         if not is_varves(path):
             reason = why_not_foreign(path)
-        elif entry is None:
-            reason = "it is not listed as a checkpoint"
+        elif entry is None or _is_of_others(entry):
+            reason = _ONLY_SIDE_FILES
         elif entry.state != "whole":
             reason = (
                 f"it is {entry.state}: {entry.detail}" if entry.detail else f"it is {entry.state}"
@@ -90,6 +96,11 @@ def _listed(folder: str) -> dict[str, varve.CheckpointEntry]:
         if entry.name not in entries or entry.state == "whole":
             entries[entry.name] = entry
     return entries
+
+
+def _is_of_others(entry: varve.CheckpointEntry) -> bool:
+    """Returns True for a whole checkpoint in another format, such as the weights of an adapter."""
+    return entry.state == "whole" and entry.format != "varve"
 
 
 def _damage(path: str) -> str | None:
@@ -127,19 +138,24 @@ def rotate(folder: str, prefix: str, limit: int, keep: Collection[str]) -> list[
     return removed
 
 
-def clear_way(path: str, markers: Collection[str]) -> None:
+def clear_way(
+    path: str, markers: Collection[str], why_half: WhyNotForeign = lambda _: None
+) -> None:
     """Takes out of the way what keeps a save from taking the name `path`.
 
     A checkpoint of Varve whose index is lost or whose files are missing goes into quarantine, a hidden
     name that `varve ls` shows. A directory with nothing in it but `markers`, which a framework puts
-    there before it saves, is removed.
+    there before it saves, is removed. What is left of a checkpoint gets a hidden name, with all its files;
+    `why_half` returns what others' checkpoint lacks, None for a directory that is none of theirs.
     """
     if not os.path.isdir(path):
         return
     if is_varves(path):
         folder, name = os.path.split(os.path.abspath(path))
         entry = _listed(folder).get(name)
-        if entry is not None and entry.state in ("damaged", "incomplete"):
+        if entry is None or _is_of_others(entry):
+            _hide(path, _ONLY_SIDE_FILES)
+        elif entry.state in ("damaged", "incomplete"):
             hidden = manage.quarantine(
                 local_path_text(path), f"it is {entry.state}: {entry.detail}"
             )
@@ -148,6 +164,18 @@ def clear_way(path: str, markers: Collection[str]) -> None:
         for name in os.listdir(path):
             os.remove(os.path.join(path, name))
         os.rmdir(path)
+    elif (reason := why_half(path)) is not None:
+        _hide(path, reason)
+
+
+def _hide(path: str, reason: str) -> None:
+    """Renames a directory, with all its files, to a hidden name that is free."""
+    folder, name = os.path.split(os.path.abspath(path))
+    number = 1
+    while os.path.lexists(hidden := os.path.join(folder, f".{name}.passed-over-{number}")):
+        number += 1
+    os.rename(path, hidden)
+    _log.warning("%s is now %s, and a save takes its name: %s", path, hidden, reason)
 
 
 def files_in(folder: str) -> dict[str, bytes]:

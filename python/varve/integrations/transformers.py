@@ -9,8 +9,9 @@ ranks save: each writes whole tensors of the model and a share of the optimizer,
 checkpoint gets its name when every byte of it is durable.
 
 What it adds: `resume_from_checkpoint=True` takes the newest checkpoint that is whole, reads all of it
-first, and warns of those that it passes over. Where there is none it does what the Trainer does. A resume
-on another number of ranks restores everything; ranks that the save did not have keep their random state.
+first, and warns of those that it passes over, half ones of the stock Trainer too. Where there is none it
+does what the Trainer does. A resume on another number of ranks restores everything; ranks that the save did
+not have keep their random state.
 
 What stays: the folder opens with `from_pretrained`, which lists the optimizer's tensors as unexpected:
 they are in the same files. `trainer_state.json`, `training_args.bin`, `config.json`, the tokenizer's files
@@ -35,8 +36,8 @@ import torch
 
 import varve
 import varve.torch
-from varve.errors import UnsupportedError
-from varve.integrations import _contract, _hf_folders, _hf_model, _hf_random
+from varve.errors import CorruptCheckpointError, UnsupportedError
+from varve.integrations import _contract, _hf_folders, _hf_model, _hf_random, _hf_stock
 from varve.integrations._hf_saves import Saves, VarveSaving
 from varve.integrations._ranks import by_rank_0, load_own_or_first
 from varve.integrations._removal import remove_unless_held
@@ -88,9 +89,6 @@ ATTRIBUTES = (
 )
 
 _PREFIX = "checkpoint-"
-_TRAINER_STATE = "trainer_state.json"
-#: The Trainer's just-in-time checkpoint makes the folder and puts this into it before it saves.
-_SENTINEL = "checkpoint-is-incomplete.txt"
 #: Files of weights, which the checkpoint has in its data files.
 _WEIGHTS = ("model.safetensors", _hf_model.INDEX, "pytorch_model.bin")
 
@@ -210,7 +208,10 @@ class VarveTrainerMixin:
         if self.args.enable_jit_checkpoint and self.args.world_size > 1:
             torch.distributed.barrier()  # Every rank's callback has put its sentinel there.
         if first:
-            _hf_folders.clear_way(path, [_SENTINEL])
+            model_only = self.args.save_only_model
+            _hf_folders.clear_way(
+                path, [_hf_stock.SENTINEL], lambda path: _hf_stock.why_half(path, model_only)
+            )
         self._varve_saves.begin(
             state,
             path,
@@ -261,7 +262,7 @@ class VarveTrainerMixin:
         with tempfile.TemporaryDirectory(prefix="varve-") as folder:
             # Without tensors `_save` writes everything but them. Adapters are small, and files.
             self._save(folder, state_dict=None if index is None else {})  # type: ignore[attr-defined]
-            self.state.save_to_json(os.path.join(folder, _TRAINER_STATE))
+            self.state.save_to_json(os.path.join(folder, _hf_stock.TRAINER_STATE))
             files = _hf_folders.files_in(folder)
         for name in _WEIGHTS:
             files.pop(name, None)
@@ -327,9 +328,14 @@ class VarveTrainerMixin:
     def _varve_newest(self) -> str | None:
         """Returns what rank 0 finds, on all ranks."""
         folder, saving = self.args.output_dir, self.varve_saving
+        model_only = self.args.save_only_model
+
+        def why_not_stock(path: str) -> str | None:
+            return _hf_stock.why_not_stock(path, model_only)
+
         newest: str | None = by_rank_0(
             "choose the checkpoint to resume from",
-            lambda: _hf_folders.newest_good(folder, _PREFIX, saving.verify, _why_not_stock),
+            lambda: _hf_folders.newest_good(folder, _PREFIX, saving.verify, why_not_stock),
             saving.timeout,
         )
         return newest
@@ -362,6 +368,11 @@ class VarveTrainerMixin:
             return
         saving = self.varve_saving
         stored = varve.torch.open(checkpoint)
+        if stored.format != "varve":  # The adapter of a model; an optimizer was with it.
+            raise CorruptCheckpointError(
+                f"resume from {checkpoint}: varve.json and the data files, which hold the optimizer, are missing",
+                path=checkpoint,
+            )
         names = list(stored)
         if not any(name.startswith(f"{_hf_model.TRAINER}.") for name in names):
             warnings.warn(
@@ -404,15 +415,6 @@ class VarveTrainerMixin:
             return
         _hf_random.restore(self._varve_rng[1], self.args.device)
         self._varve_rng = None
-
-
-def _why_not_stock(path: str) -> str | None:
-    """Returns what keeps the Trainer itself from resuming from a directory, or None."""
-    if os.path.exists(os.path.join(path, _SENTINEL)):
-        return f"{_SENTINEL} says that it is not complete"
-    if not os.path.exists(os.path.join(path, _TRAINER_STATE)):
-        return f"it has no {_TRAINER_STATE}"
-    return None
 
 
 class VarveTrainer(VarveTrainerMixin, Trainer):  # type: ignore[misc]
