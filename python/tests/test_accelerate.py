@@ -112,7 +112,7 @@ def test_automatic_naming_keeps_total_limit_and_counts_on_after_a_resume(tmp_pat
     loop.checkpoints.wait()
     folder = tmp_path / "checkpoints"
     assert sorted(os.listdir(folder)) == ["checkpoint_2", "checkpoint_3"]
-    (folder / "checkpoint_3" / "manifest.bin").unlink()
+    (folder / "checkpoint_3" / "varve.json").unlink()
     again = Loop(tmp_path, limit=2)
     with pytest.warns(RuntimeWarning, match="checkpoint_3 is passed over"):
         assert again.checkpoints.load_state() == str(folder / "checkpoint_2")

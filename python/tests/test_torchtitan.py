@@ -367,7 +367,7 @@ def test_ranks_export_their_shards_to_hugging_faces_format(
 @pytest.mark.slow
 def test_what_rank_0_finds_wrong_all_ranks_raise(tmp_path: Path) -> None:
     train(0, 1, str(tmp_path), 5)
-    (tmp_path / "checkpoint" / "step-5" / "manifest.bin").write_bytes(b"damaged")
+    (tmp_path / "checkpoint" / "step-5" / "varve.json").write_bytes(b"damaged")
     raised = errors_of_ranks(2, load, str(tmp_path))
     assert set(raised) == {0, 1}
     assert all("no step in" in text for text in raised.values()), raised

@@ -23,6 +23,9 @@ from varve.errors import (
 
 _LOG = logging.getLogger("varve")
 
+#: The file of a damage in the index; none where the index cannot be read.
+_OF_INDEX = ("", "manifest.bin")
+
 _Path = str | os.PathLike[str]
 _Progress = Callable[[int, int], None]
 
@@ -50,9 +53,20 @@ def damages_left(path: _Path) -> list[_core.Damage]:
         if not mended(path, str(error)):
             raise
         damages = verify(path)
-    if not damages or any(damage.file != "manifest.bin" for damage in damages):
+    if not damages or any(damage.file not in _OF_INDEX for damage in damages):
         return damages
-    return [] if mended(path, damages[0].problem) else damages
+    if not mended(path, damages[0].problem):
+        return damages
+    # Where the index cannot be read at all, nothing else was.
+    return verify(path) if any(not damage.file for damage in damages) else []
+
+
+def relisted(directory: _Path, entry: _core.CheckpointEntry) -> _core.CheckpointEntry:
+    """Rebuilds the manifest of a checkpoint that is listed as damaged; returns its entry as it is then."""
+    path = os.path.join(path_text(directory), entry.name)
+    if entry.state != "damaged" or not mended(path, entry.detail):
+        return entry
+    return next((one for one in list_checkpoints(path) if one.name == entry.name), entry)
 
 
 def files_lost(path: str) -> str | None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection
 
 import varve
-from varve._catalogue import damages_left, unread
+from varve._catalogue import damages_left, relisted, unread
 from varve._core import manage
 from varve._engine import local_path_text
 from varve._warn import warn
@@ -69,6 +69,8 @@ def newest_good(
     listed = _listed(folder) if candidates else {}
     for _, path in candidates:
         entry = listed.get(os.path.basename(path))
+        if entry is not None:
+            entry = relisted(folder, entry)
         if entry is not None and (error := unread(entry.state, f"resume: {entry.detail}", path)):
             raise error
         if not is_varves(path):

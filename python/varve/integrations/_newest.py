@@ -7,7 +7,7 @@ import math
 import os
 
 import varve
-from varve._catalogue import damages_left, files_lost, unread
+from varve._catalogue import damages_left, files_lost, mended, unread
 from varve._engine import is_remote, path_text
 from varve.errors import (
     CheckpointNotFoundError,
@@ -23,10 +23,11 @@ _log = logging.getLogger("varve")
 _SUFFIX = ".ckpt"
 
 
-def checkpoints_in(folder: str | os.PathLike[str]) -> list[str]:
+def checkpoints_in(folder: str | os.PathLike[str], mends: bool = False) -> list[str]:
     """Returns the paths of the checkpoints NAME.ckpt in a folder, the one of the highest global step first.
 
-    Checkpoints whose step cannot be read come before all others: `newest_good` warns of them.
+    Checkpoints whose step cannot be read come before all others: `newest_good` warns of them. With `mends`,
+    which one rank alone gives, damaged manifests are rebuilt first.
     """
     where = path_text(folder)
     found: list[tuple[float, float, str]] = []
@@ -34,7 +35,7 @@ def checkpoints_in(folder: str | os.PathLike[str]) -> list[str]:
         try:
             # Nothing remote tells which of two with the same step is the newer.
             changed = 0.0 if is_remote(where) else os.stat(path).st_mtime
-            found.append((_global_step(path), changed, path))
+            found.append((_global_step(path, mends), changed, path))
         except (CheckpointNotFoundError, FileNotFoundError):
             # A directory of the user's, a link to nothing, or a checkpoint without its files.
             if files_lost(path) is not None:
@@ -71,7 +72,7 @@ def newest_good(folder: str) -> str:
         UnsupportedError: A newer Varve wrote the newest.
         UnavailableError, PermissionDeniedError: One cannot be read, which is no damage.
     """
-    for path in checkpoints_in(folder):
+    for path in checkpoints_in(folder, mends=True):
         try:
             damages = damages_left(path)
             reason = str(damages[0]) if damages else None
@@ -94,9 +95,10 @@ def whole_in(folder: str) -> list[str]:
         CorruptCheckpointError: There is none.
         UnsupportedError: A newer Varve wrote the newest.
     """
+    found = checkpoints_in(folder, mends=True)
     listed = {entry.name: entry for entry in varve.list_checkpoints(folder)}
     whole = []
-    for path in checkpoints_in(folder):
+    for path in found:
         entry = listed.get(os.path.basename(path))
         lost = files_lost(path) if entry is None else None
         if lost is not None:
@@ -126,12 +128,14 @@ def none_is_good(folder: str) -> CorruptCheckpointError:
     )
 
 
-def _global_step(path: str) -> float:
+def _global_step(path: str, mends: bool) -> float:
     try:
         stored = varve.open(path)
         found = stored["meta.global_step" if "meta.global_step" in stored else "global_step"]
     except CheckpointNotFoundError:
         raise
+    except CorruptCheckpointError as error:
+        return _global_step(path, False) if mends and mended(path, str(error)) else math.inf
     except Error:
         return math.inf
     return found if isinstance(found, int) else -1

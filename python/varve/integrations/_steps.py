@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import varve
-from varve._catalogue import files_lost, unread
+from varve._catalogue import files_lost, relisted, unread
 from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error
 from varve.integrations._ranks import rank_of_job
 from varve.integrations._removal import remove_unless_held
@@ -37,7 +37,7 @@ def whole_steps(folder: str) -> list[str]:
         return []
     # In an object store one in quarantine has the name that it had.
     candidates = [entry for entry in entries if entry.state != "quarantined"]
-    steps = {entry.name: entry for entry in candidates if _STEP.fullmatch(entry.name)}
+    steps = {one.name: relisted(folder, one) for one in candidates if _STEP.fullmatch(one.name)}
     whole = [name for name, entry in steps.items() if entry.state in _LOADABLE]
     others = [entry for entry in steps.values() if entry.state not in _LOADABLE]
     newest = max((_number(name) for name in whole), default=-1)
