@@ -21,7 +21,7 @@ from varve._upload import Copy, Promise, copy_of
 from varve.errors import STAGER_LOST, Error, InvalidArgumentError
 from varve.torch import _run
 from varve.torch._coordinator import background_in
-from varve.torch._failures import Failures, is_failure, owners_or, warn_of_earlier
+from varve.torch._failures import Failures, is_failure, owners_or, raised_again, warn_of_earlier
 from varve.torch._guard import guards_of, optimizers_of
 from varve.torch._handle import Differing, Handle
 from varve.torch._later import Meeting
@@ -240,7 +240,7 @@ class Save(Generic[AnyHandle]):
             return InvalidArgumentError(_LOST, path=self.path, reason=STAGER_LOST), None
         if known is None:
             return None, None
-        return InvalidArgumentError(known[0], path=self.path), known[1]
+        return raised_again(*known), known[1]
 
 
 def _was_lost(handle: Handle[Any]) -> bool:

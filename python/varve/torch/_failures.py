@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from varve._warn import warn
-from varve.errors import CancelledError
+from varve.errors import BY_CODE, CancelledError, Error, InvalidArgumentError
 
 LOG = logging.getLogger("varve")
 
@@ -84,6 +84,18 @@ def warn_of_earlier(failures: Failures) -> None:
     known = failures.take()
     if known is not None:
         warn(known[0], RuntimeWarning)
+
+
+def raised_again(text: str, error: BaseException) -> Error:
+    """Returns an error for a later call, of the class, code, errno, rank and path of the failure.
+
+    `reason` is that of the failure alone: the later call is not refused by a lost stager.
+    """
+    if not isinstance(error, Error):
+        return InvalidArgumentError(text)
+    kind = BY_CODE.get(error.code, InvalidArgumentError)
+    number = getattr(error, "errno", None)
+    return kind(text, path=error.path, rank=error.rank, errno=number)
 
 
 def log_dropped(path: str, error: BaseException) -> None:
