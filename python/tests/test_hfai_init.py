@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import hfai_jobs
 import pytest
@@ -59,6 +62,49 @@ def test_try_save_and_init_give_back_everything(one_rank: None, tmp_path: Path) 
     assert_same(again.state_dict(), net.state_dict())
     assert_same(other.state_dict(), adam.state_dict())
     assert fresh.last_epoch == schedule.last_epoch and grown.get_scale() == 512.0
+
+
+@pytest.mark.parametrize("handler", ["default", "a function"])
+def test_sigterm_ends_a_forked_child(handler: str, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    before = signal.getsignal(signal.SIGTERM)
+    ended = context.Event()
+    try:
+        signal.signal(
+            signal.SIGTERM, signal.SIG_DFL if handler == "default" else lambda *_: ended.set()
+        )
+        net = nn.Linear(2, 2)
+        varve.hfai.init(net, None, ckpt_path=tmp_path / "x")
+        begun = context.Event()
+        child = context.Process(target=_wait, args=(begun, ended), daemon=True)
+        child.start()
+        assert begun.wait(60)
+        child.terminate()
+        child.join(30)
+        assert child.exitcode == (-signal.SIGTERM if handler == "default" else 0)
+        assert net.try_save(0, 1) is False  # type: ignore[operator]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _wait(begun: Any, ended: Any) -> None:
+    begun.set()
+    deadline = time.monotonic() + 60
+    while not ended.is_set() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def test_a_signal_for_all_processes_of_a_job_does_not_end_a_forked_child(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    try:
+        varve.hfai.init(nn.Linear(2, 2), None, ckpt_path=tmp_path / "x", suspend=signal.SIGUSR2)
+        context = multiprocessing.get_context("fork")
+        child = context.Process(target=signal.raise_signal, args=(signal.SIGUSR2,))
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_a_signal_asks_for_a_save_and_earlier_handlers_run(one_rank: None, tmp_path: Path) -> None:

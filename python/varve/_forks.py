@@ -7,6 +7,8 @@ forgets such objects therefore keeps them, unused, until it ends.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import MutableMapping, MutableSequence, MutableSet
 from typing import Any
 
@@ -21,3 +23,9 @@ def leave_to_parent(
         held = list(container.items() if isinstance(container, MutableMapping) else container)
         _kept.append(held)
         container.clear()
+
+
+def resend(number: int, handler: Any) -> None:
+    """Puts an earlier handler of a signal back, and sends this process the signal again."""
+    signal.signal(number, handler)
+    os.kill(os.getpid(), number)

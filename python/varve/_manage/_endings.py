@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from varve._forks import resend
 from varve._manage._place import Place
 from varve._manage._policy import Ending
 from varve.errors import Error
@@ -60,14 +61,11 @@ class Signals:
             os.getpid() != self._process
         ):  # A forked child: terminate() ends it, the rest is not for it.
             if number == signal.SIGTERM:
-                signal.signal(number, before)
-                os.kill(os.getpid(), number)
+                resend(number, before)
         elif self._closed and signal.getsignal(number) == self._note:  # Left by a later manager.
-            signal.signal(number, before)
-            os.kill(os.getpid(), number)
+            resend(number, before)
         elif not self._closed and now - self._first.setdefault(number, now) > _ECHO:  # Impatience.
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            resend(number, signal.SIG_DFL)
         else:
             if not self.received:
                 self.received = signal.Signals(number).name

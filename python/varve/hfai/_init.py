@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from varve._arguments import RemoteOverwrite, check_remote_overwrite
 from varve._engine import is_remote, path_text
+from varve._forks import resend
 from varve.errors import InvalidArgumentError, PreconditionError
 from varve.hfai._errors import NoDirectoryError, WrongTypeError
 from varve.hfai._load import load
@@ -28,13 +29,21 @@ Suspend = Callable[[], bool] | signal.Signals | int
 
 
 class _SignalFlag:
-    """True once a signal has come. The handler that was there before runs too, if it is a function."""
+    """True once a signal has come. The handler that was there before runs too, if it is a function.
+
+    In a forked child SIGTERM does what it did before: Process.terminate() and a Pool end children by it.
+    """
 
     def __init__(self, number: int) -> None:
         self.came = False
-        self._before = signal.signal(number, self._note)
+        self._process = os.getpid()
+        before = signal.signal(number, self._note)
+        self._before = signal.SIG_DFL if before is None else before
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process and number == signal.SIGTERM:
+            resend(number, self._before)
+            return
         self.came = True
         if callable(self._before):
             self._before(number, frame)
