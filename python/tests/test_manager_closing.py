@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import programs
 import pytest
 
@@ -119,3 +120,46 @@ def test_sigterm_while_a_manager_closes_is_said_to_end_no_training(tmp_path: Pat
     assert any("SIGTERM: the run ends when its saves are durable" in line for line in lines), lines
     assert [line["outcome"] for line in history(tmp_path, "save")] == ["done"]
     assert status == 0
+
+
+@pytest.mark.parametrize("ends", ["close", "the end of the program"])
+def test_a_thread_that_goes_on_saving_does_not_keep_a_manager_open(
+    ends: str, tmp_path: Path
+) -> None:
+    program = """
+import sys, threading, time, torch, varve.torch
+manager = varve.torch.CheckpointManager("run", keep=2)
+begun = threading.Event()
+def train():
+    step = 0
+    try:
+        while True:
+            step += 1
+            manager.save(step, {"w": torch.zeros(4 << 20)}, force=True)
+            begun.set()
+    except varve.InvalidArgumentError as error:
+        print(error, flush=True)
+thread = threading.Thread(target=train, daemon=True)
+thread.start()
+begun.wait()
+time.sleep(0.3)
+"""
+    if ends == "close":
+        program += "manager.close()\nthread.join()\n"
+    done = programs.run(program, cwd=tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert ends != "close" or done.stdout.endswith("is closed\n"), done.stdout
+    steps = varve.steps(tmp_path / "run")
+    assert steps and all(step.state == "whole" for step in steps)
+
+
+def test_functions_of_the_user_may_use_a_manager_that_closes(tmp_path: Path) -> None:
+    pinned = []
+
+    def pin(line: Any) -> None:
+        manager.pin(line["step"], "the first")
+        pinned.append(line["step"])
+
+    with varve.CheckpointManager(tmp_path / "run", every=1, on_saved=pin) as manager:
+        manager.save(1, {"w": np.zeros(1 << 20)})
+    assert pinned == [1]
