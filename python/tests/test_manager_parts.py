@@ -10,6 +10,7 @@ import pytest
 
 import varve
 from varve._core import Channel
+from varve._manage import _agreement
 from varve._manage._agreement import Agreement, Chair, Posted, Verdict
 from varve._manage._costs import FIRST_SAVE, Costs, Interval
 from varve._manage._endings import Signals
@@ -85,6 +86,33 @@ def test_what_is_decided_holds_on_both_ranks_in_the_same_call() -> None:
     saves = [[step for step, verdict in enumerate(of) if verdict.save] for of in found]
     assert saves[0] == saves[1]
     assert 100 <= saves[0][0] <= 110  # The wish may come before step 100 has been decided.
+
+
+def test_rank_0_logs_which_decision_it_waits_for_and_the_limit_that_holds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_agreement, "_FIRST_NOTICE", 0.5)
+    store: dict[str, bytes] = {}
+
+    def work(rank: int) -> None:
+        channel = Channel(rank, 2, 30.0)
+        channel.enter("agree", 60.0, 60.0, "key", store.get, store.__setitem__)
+        chair = Chair(lambda _: ("", "", ""), pause=0.0) if rank == 0 else None
+        agreement = Agreement(channel, chair)
+        for step in (7, 8, 9):
+            if (rank, step) == (1, 8):
+                time.sleep(3.5)
+            agreement.verdict(step, lambda step=step: Posted(step))
+        agreement.close()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    lines = [line for line in caplog.messages if "decision" in line]
+    assert lines and all("decision at step 9: rank 0 has waited" in line for line in lines), lines
+    assert len(lines) <= 3 and "the time limit is 7 days" in lines[0]
 
 
 # ---- costs ----

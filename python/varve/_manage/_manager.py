@@ -48,7 +48,7 @@ _NOTE_NAME = "varve-step.json"
 _AGAIN = "the save of an earlier step has failed"
 
 #: Seconds that a resume waits for the agent to write what a killed job has left with it.
-_AGENT_PATIENCE = 1800.0
+_AGENT_TIMEOUT = 1800.0
 
 
 class Manager(RunSteps):
@@ -222,7 +222,7 @@ class Manager(RunSteps):
         """
         self._usable()
         self._backend.drain()  # What this job has saved counts.
-        self._backend.wait_for_agent(self._run, _AGENT_PATIENCE)
+        self._backend.wait_for_agent(self._run, _AGENT_TIMEOUT)
         self._backend.outcomes("ok")  # All agents are done before rank 0 looks.
         began = time.monotonic()
         while True:

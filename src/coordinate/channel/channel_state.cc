@@ -286,7 +286,7 @@ void ChannelState::LogWait(TimePoint now) {
   const auto waited = std::chrono::round<std::chrono::seconds>(now - wait_.start).count();
   lines_.push_back(what_ + ": rank " + std::to_string(rank_) + " has waited " +
                    std::to_string(waited) + " s for " + WaitedFor() + "; the time limit is " +
-                   InSeconds(limit_) +
+                   InSeconds(one_call_ ? std::round(wait_.seconds) : limit_) +
                    (SomeHaveNotCome() ? std::string("; ") + kAllHaveToCall : ""));
 }
 
