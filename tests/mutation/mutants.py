@@ -86,7 +86,7 @@ MUTANTS = (
     Mutant(
         "claim-damage-not-looked-for",
         "src/publish/claim.cc",
-        "      code == StatusCode::kFailedPrecondition || code == StatusCode::kDataLoss;",
+        "      (code == StatusCode::kNotFound && RemainsOfCheckpoint(storage, path));",
         "      code != StatusCode::kInternal;",
         COMMIT + ":Save*:Overwrite*",
     ),
