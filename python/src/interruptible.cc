@@ -99,8 +99,9 @@ void WaitOffMain(std::function<void()> work) {
   try {
     std::thread([ended, work]() mutable {
       work();
-      {  // Its objects are destroyed before the caller goes on. What came from Python asks for the
-        // GIL then, where an ending interpreter may not unwind it.
+      {
+        // This thread destroys the work's objects before the caller goes on. Objects of Python take
+        // the GIL when they are destroyed; an interpreter that ends must not unwind them there.
         const GilHeld gil;
         work = nullptr;
       }

@@ -1,8 +1,8 @@
 """Running a script on ranks as torchrun does, in processes that begin with the frameworks imported.
 
-`run(2, path, *arguments)` is `torchrun --nproc-per-node 2 path ...`, and `run(0, ...)` is `python
-path ...`, less the seconds that it takes each process to import torch and a framework. What torchrun
-itself does is tested by test_cookbook.py.
+`run(2, path, *arguments)` does what `torchrun --nproc-per-node 2 path ...` does, and `run(0, ...)`
+what `python path ...` does. No process spends seconds on the import of torch and a framework.
+test_cookbook.py tests torchrun itself.
 """
 
 from __future__ import annotations

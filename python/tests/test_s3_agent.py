@@ -79,7 +79,7 @@ def test_an_agent_that_was_started_without_keys_has_those_of_each_trainer(
     assert_holds(f"{prefix}/c", 4, 20)
     # Wrong keys are the trainer's own, and its save alone fails.
     with monkeypatch.context() as patch:
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret-of-nobody")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "a-wrong-secret")
         killed(s3_jobs.submit_and_die, f"{prefix}/d", 5)
     varve.agent.drain(LONG)
     assert names_of(prefix) == ["c"]

@@ -1,5 +1,5 @@
-/// What is left of a checkpoint that has lost its index and its data: a purge of a scratch disk
-/// removes files and leaves directories, and a removal or a copy may end halfway.
+/// Checkpoints that have lost their index and their data. A purge of a scratch disk removes files
+/// and leaves directories; a removal or a copy may end halfway.
 #pragma once
 
 #include <optional>
@@ -10,8 +10,8 @@
 
 namespace varve {
 
-/// Returns what is left of a checkpoint in the directory `path`, for people; nothing where no
-/// checkpoint was, or a whole or damaged one is. Storages that rename only: in an object store
+/// Describes the rest of such a checkpoint in the directory `path`, for people. Returns nothing where
+/// no checkpoint was, or one has an index or data. Storages that rename only: in an object store
 /// there is no empty directory, and no commit record may mean that a save is under way.
 ///  - A file that only Varve writes into a checkpoint shows that one was there, whatever the user
 ///    has beside it: the manifest, the note of a manager, a pin, the reason of a quarantine.

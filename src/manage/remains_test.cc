@@ -1,4 +1,4 @@
-// What is left of checkpoints that have lost their index and their data, on a real disk.
+// Checkpoints that have lost their index and their data, on a real disk.
 
 #include <filesystem>
 #include <fstream>

@@ -147,8 +147,8 @@ def clear_way(
 
     A checkpoint of Varve whose index is lost or whose files are missing goes into quarantine, a hidden
     name that `varve ls` shows. A directory with nothing in it but `markers`, which a framework puts
-    there before it saves, is removed. What is left of a checkpoint gets a hidden name, with all its files;
-    `why_half` returns what others' checkpoint lacks, None for a directory that is none of theirs.
+    there before it saves, is removed. A checkpoint that has lost files gets a hidden name and keeps the others.
+    `why_half` returns the reason for a checkpoint of other software, and None for any other directory.
     """
     if not os.path.isdir(path):
         return

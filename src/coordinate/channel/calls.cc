@@ -12,10 +12,10 @@
 //  3. Where each is in a call that the other has not made, one of them has missed a call. The one
 //     whose call comes first fails there and goes on; the other waits for it, for a while: names
 //     that are made of a clock differ for good, and the training's own collectives wait meanwhile.
-//     Of names that differ in their numbers alone, the lower number comes first ("save step-5" before "save step-6").
-//     Else the greater part of the ranks is taken to have missed none, once all have come: their
-//     call comes first, and rank 0's where the parts are equal. If the next call is not what the
-//     other waits for, then the other's call fails.
+//     Of names that differ in their numbers alone, the lower number comes first ("save step-5"
+//     before "save step-6"). Else the greater part of the ranks is taken to have missed none, once
+//     all have come: their call comes first, and rank 0's where the parts are equal. If the next
+//     call is not what the other waits for, then the other's call fails.
 //  4. A rank may report that it is past a call without making another one, such as while it waits
 //     for the manager of a run. It has missed what comes before, by the numbers.
 //

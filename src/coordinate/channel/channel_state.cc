@@ -21,7 +21,8 @@
 //     call alone; the next one finds all ranks in step. Rank 0 reads nothing between its calls:
 //     when it ends one it tells the connected ranks that have not come. A rank that has missed a
 //     call waits in its present one while rank 0 ends the missed one on all ranks, with the names
-//     of both; then rank 0 comes. If rank 0 has missed one, the ranks in it get an error at once.
+//     of both; then rank 0 comes, or the rank fails after a minute. If rank 0 has missed one, the
+//     ranks in it get an error at once.
 //  6. Rank 0 reads from all ranks at once. Where a rank has not called, rank 0 gives up at the
 //     earliest time limit of the ranks that have: so each of them learns within its own time limit
 //     which rank is missing.
@@ -45,16 +46,15 @@
 namespace varve {
 namespace {
 
-/// Seconds in which a rank whose connection broke may connect again, at the start of a call.
-constexpr double kReconnectGrace = 3.0;
+constexpr double kReconnectGrace = 3.0;  ///< Seconds to connect again, at the start of a call.
 /// Seconds for which a rank is waited for after its call has failed for being another one.
 constexpr double kAfterAnotherCall = 60.0;
 /// Time between two notes of rank 0 to the ranks that wait for it.
 constexpr auto kNoteInterval = std::chrono::seconds(5);
-/// Calls in which rank 0 was not reached and that are kept, to be sent with the next one.
-constexpr std::size_t kUntoldKept = 64;
+constexpr std::size_t kUntoldKept = 64;  ///< Calls without rank 0, to be sent with the next one.
 
 constexpr const char* kAllHaveToCall = "every rank of the process group has to make this call";
+
 Status NotWaitedFor(const std::string& why, int cause) {
   return Unavailable("was not waited for: " + why).With({.rank = cause});
 }
