@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -62,6 +63,15 @@ def test_a_window_at_most_doubles_and_has_fifty_calls_at_most() -> None:
     assert [verdict.calls for verdict in verdicts] == [1, 1, 2, 4, 8, 16, 32, 50, 50, 50]
 
 
+def on_two_ranks(work: Callable[[int], None]) -> None:
+    """Calls `work` with each of two ranks, in a thread of its own."""
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+
 def test_what_is_decided_holds_on_both_ranks_in_the_same_call() -> None:
     store: dict[str, bytes] = {}
     wishes = Wishes()
@@ -78,11 +88,7 @@ def test_what_is_decided_holds_on_both_ranks_in_the_same_call() -> None:
             found[rank].append(agreement.verdict(step, lambda step=step: Posted(step)))
         agreement.close()
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    on_two_ranks(work)
     saves = [[step for step, verdict in enumerate(of) if verdict.save] for of in found]
     assert saves[0] == saves[1]
     assert 100 <= saves[0][0] <= 110  # The wish may come before step 100 has been decided.
@@ -105,11 +111,7 @@ def test_rank_0_logs_which_decision_it_waits_for_and_the_limit_that_holds(
             agreement.verdict(step, lambda step=step: Posted(step))
         agreement.close()
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    on_two_ranks(work)
     lines = [line for line in caplog.messages if "decision" in line]
     assert lines and all("decision at step 9: rank 0 has waited" in line for line in lines), lines
     assert len(lines) <= 3 and "the time limit is 7 days" in lines[0]
