@@ -157,7 +157,7 @@ class Manager(RunSteps):
             InvalidArgumentError: The ranks are at different steps.
             UnavailableError: A rank is lost, or `max_failures` saves in a row have failed.
         """
-        self._may_save()
+        self._usable(saves=True)
         number = step_number(step)
         if self._backend.rank == 0:
             self._after.tick(time.monotonic())
@@ -195,7 +195,7 @@ class Manager(RunSteps):
         For each step between saves: a job that is killed loses none of them then. Collective. Needs a
         manager with executor="process", whose memory has room for two copies more; see `defer_save`.
         """
-        self._may_save()
+        self._usable(saves=True)
         number = step_number(step)
         self._reach(number)
         return self._backend.protect(state, self._path(number), self._files(number, {}, files))
@@ -335,13 +335,9 @@ class Manager(RunSteps):
                 "end", attempt=self._attempt, outcome=self._preempted or outcome, failed=failed
             )
 
-    def _usable(self) -> None:
-        if self._closed:
-            raise InvalidArgumentError(f"the manager of {self._run} is closed")
-
-    def _may_save(self) -> None:
-        """Raises as `_usable` from the start of closing on: `close` waits for the saves that have begun."""
-        if self._closed or self._signals.closing:
+    def _usable(self, saves: bool = False) -> None:
+        # `close` waits for the saves that have begun: it lets no further one begin.
+        if self._closed or (saves and self._signals.closing):
             raise InvalidArgumentError(f"the manager of {self._run} is closed")
 
     # ---- agreement ----
