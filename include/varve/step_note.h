@@ -15,6 +15,9 @@ namespace varve {
 /// The side file in which a manager notes what it knows of a step.
 inline constexpr std::string_view kStepNoteName = "varve-step.json";
 
+/// The file in a run's directory in which a manager keeps the run's history.
+inline constexpr std::string_view kHistoryName = "varve-history.jsonl";
+
 /// The content of that note.
 struct StepNote {
   std::uint64_t step = 0;

@@ -16,8 +16,6 @@
 namespace varve {
 namespace {
 
-constexpr std::string_view kHistoryName = "varve-history.jsonl";
-
 /// Returns true for a file that Varve alone writes into a checkpoint's directory, and that does not
 /// make it one.
 bool IsTrace(const DirectoryEntry& entry) {

@@ -9,6 +9,7 @@
 
 #include "json.h"
 #include "varve/manage.h"
+#include "varve/step_note.h"
 
 namespace varve::cli {
 namespace {
@@ -230,7 +231,7 @@ Result<RunHistory> ReadHistory(const std::string& run) {
     }
     return history;
   }
-  const std::string path = run + "/" + kHistoryName;
+  const std::string path = run + "/" + std::string(kHistoryName);
   RunHistory history;
   const std::unique_ptr<std::FILE, CloseFile> file(std::fopen(path.c_str(), "rbe"));
   if (!file) {

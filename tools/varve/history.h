@@ -12,9 +12,6 @@
 
 namespace varve::cli {
 
-/// The file in a run's directory; python/varve/_manage/_history.py writes it.
-inline constexpr const char* kHistoryName = "varve-history.jsonl";
-
 /// A save, made or failed.
 struct HistorySave {
   double began = 0;  ///< Unix time.
