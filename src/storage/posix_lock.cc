@@ -1,4 +1,10 @@
-// Locks on the local file system: flock on a file that is removed with the lock.
+// Locks on the local file system: flock on a file that is removed with the lock, or on one that
+// stays.
+//
+// flock holds as long as any process has the open file. The first kind ends with the process that
+// took it (base/process_descriptor.h): a busy child, as a worker that loads data, would keep the
+// lock of a trainer that has been killed, and the next job could not save that step. The second
+// kind is shared with children: they may go on reading a checkpoint that their parent has opened.
 
 #include <cerrno>
 #include <cstring>
@@ -9,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/process_descriptor.h"
 #include "storage/posix_files.h"
 
 namespace varve {
@@ -32,7 +39,7 @@ bool NamesFile(const std::string& name, int fd) { return IsFileOf(name, fd).valu
 /// from locking two files of one name.
 class PosixLock final : public StorageLock {
  public:
-  PosixLock(std::string name, FileDescriptor fd) : name_(std::move(name)), fd_(std::move(fd)) {}
+  PosixLock(std::string name, ProcessDescriptor fd) : name_(std::move(name)), fd_(std::move(fd)) {}
   PosixLock(const PosixLock&) = delete;
   PosixLock& operator=(const PosixLock&) = delete;
   ~PosixLock() override {
@@ -49,7 +56,7 @@ class PosixLock final : public StorageLock {
 
  private:
   std::string name_;
-  FileDescriptor fd_;
+  ProcessDescriptor fd_;
   const pid_t owner_ = ::getpid();
 };
 
@@ -107,14 +114,17 @@ FileLocks* PosixFileLocks() {
 }
 
 Result<std::unique_ptr<StorageLock>> AcquirePosixLock(const std::string& name) {
+  const auto open = [&](int flags) {
+    return ProcessDescriptor(OpenDescriptor(name, flags).release());
+  };
   // Each attempt but the last fails because another holder has locked and released the name in
   // between.
   constexpr int kAttempts = 100;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    FileDescriptor fd = OpenDescriptor(name, O_RDWR | O_CREAT | O_EXCL);
+    ProcessDescriptor fd = open(O_RDWR | O_CREAT | O_EXCL);
     const bool created = fd.valid();
     if (!created) {
-      fd = OpenDescriptor(name, O_RDWR | O_CREAT | O_NOFOLLOW);
+      fd = open(O_RDWR | O_CREAT | O_NOFOLLOW);
     }
     if (!fd.valid()) {
       return ErrnoStatus("create lock", name, errno);

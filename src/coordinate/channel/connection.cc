@@ -3,12 +3,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <map>
-#include <mutex>
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -25,54 +22,9 @@ constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 40;
 /// A smaller payload is sent in one piece with its header.
 constexpr std::size_t kSmallPayload = 4096;
 
-/// The open sockets of this process. `mutex` guards both.
-struct Registry {
-  std::mutex mutex;
-  std::map<std::uint64_t, int> open;
-  std::uint64_t newest = 0;
-};
-
-Registry& TheRegistry() {
-  // Never destroyed: sockets of objects of static storage are closed after it would be.
-  static auto* const registry = [] {
-    auto* const made = new Registry;
-    pthread_atfork([] { TheRegistry().mutex.lock(); }, [] { TheRegistry().mutex.unlock(); },
-                   [] {
-                     Registry& inherited = TheRegistry();
-                     for (const auto& [id, fd] : inherited.open) {
-                       ::close(fd);
-                     }
-                     inherited.open.clear();
-                     inherited.mutex.unlock();
-                   });
-    return made;
-  }();
-  return *registry;
-}
-
 Status Closed() { return Unavailable(kLostReason); }
 
 }  // namespace
-
-Socket::Socket(int fd) : fd_(fd) {
-  if (fd >= 0) {
-    Registry& registry = TheRegistry();
-    const std::scoped_lock lock(registry.mutex);
-    id_ = ++registry.newest;
-    registry.open[id_] = fd;
-  }
-}
-
-void Socket::Close() {
-  if (fd_ >= 0) {
-    Registry& registry = TheRegistry();
-    const std::scoped_lock lock(registry.mutex);
-    if (registry.open.erase(id_) != 0) {
-      ::close(fd_);
-    }
-    fd_ = -1;
-  }
-}
 
 Connection::Connection(Socket socket, bool trusted)
     : socket_(std::move(socket)), trusted_(trusted) {

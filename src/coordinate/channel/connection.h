@@ -11,39 +11,15 @@
 #include <utility>
 #include <vector>
 
+#include "base/process_descriptor.h"
 #include "base/time_source.h"
 #include "coordinate/channel/frames.h"
 #include "varve/status.h"
 
 namespace varve {
 
-/// A descriptor that a forked child does not keep: the parent's connections would stay open when
-/// the parent dies. The child closes all of them as it begins, and its copies of their owners
-/// close nothing.
-class Socket {
- public:
-  Socket() = default;
-  /// Takes over `fd`; -1 stands for none.
-  explicit Socket(int fd);
-  Socket(Socket&& other) noexcept
-      : fd_(std::exchange(other.fd_, -1)), id_(std::exchange(other.id_, 0)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    std::swap(id_, other.id_);
-    return *this;
-  }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
-  ~Socket() { Close(); }
-
-  void Close();
-  [[nodiscard]] int get() const { return fd_; }
-  [[nodiscard]] bool valid() const { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-  std::uint64_t id_ = 0;  // Of the registry of sockets; never used twice.
-};
+/// A forked child that kept one would keep the parent's connection open when the parent dies.
+using Socket = ProcessDescriptor;
 
 /// A connected socket, its unsent frames and its half-read frame. No function waits: a read takes
 /// the bytes that have arrived, a write sends the bytes that the socket takes.
