@@ -18,9 +18,9 @@ constexpr bool IsMapping(ValueKind kind) {
 }
 
 /// Returns the union of the ranks' structures, in rank order: keys in the order they are first
-/// seen, list positions by index. Errors: InvalidArgument naming the path where one rank has a
-/// container and another a leaf, containers of different kinds, or a wrapped tensor of another
-/// class or with other attributes.
+/// seen, list positions by index. Errors: InvalidArgument naming the path and the two ranks where
+/// one rank has a container and another a leaf, containers of different kinds, or a wrapped tensor
+/// of another class or with other attributes.
 Result<Value> MergeStructures(const std::vector<Value>& by_rank);
 
 /// Returns the same of encoded structures, encoded; no bytes for none. Where all that are not empty

@@ -50,15 +50,24 @@ TEST(MergeStructures, KeepsKeysOfDifferentTypesApart) {
   EXPECT_EQ(merged->items.size(), 4U);
 }
 
-TEST(MergeStructures, NamesThePathOfAConflict) {
+TEST(MergeStructures, NamesThePathAndTheRanksOfAConflict) {
   EXPECT_TRUE(FailsWith(
       MergeStructures({Dict({Key("optim"), List({Tensor(), Dict({Key("lr"), Object()})})}),
                        Dict({Key("optim"), List({Tensor(), Dict({Key("lr"), List({})})})})}),
-      StatusCode::kInvalidArgument, {"optim", "1", "lr", "disagree"}));
+      StatusCode::kInvalidArgument,
+      {"\"optim.1.lr\"", "a list on rank 1", "a plain value on rank 0"}));
+  // The rank that has it is named, not the first one.
   EXPECT_TRUE(FailsWith(
-      MergeStructures({Dict({Key("a"), Dict({})}),
+      MergeStructures({Dict({}), Dict({Key("a"), Dict({})}), Dict({}),
                        Dict({Key("a"), Make(ValueKind::kOrderedDict, std::vector<Value>{})})}),
-      StatusCode::kInvalidArgument, {"a"}));
+      StatusCode::kInvalidArgument, {"\"a\"", "an OrderedDict on rank 3", "a dict on rank 1"}));
+}
+
+TEST(MergeEncodedStructures, NamesTheRanksOfAConflictAmongEqualStructures) {
+  const Bytes same = EncodeValue(Dict({Key("a"), Dict({})}));
+  const Bytes other = EncodeValue(Dict({Key("a"), List({})}));
+  EXPECT_TRUE(FailsWith(MergeEncodedStructures({"", same, same, same, other}),
+                        StatusCode::kInvalidArgument, {"a list on rank 4", "a dict on rank 1"}));
 }
 
 TEST(MergeStructures, RefusesAWrappedTensorOfAnotherClassOrWithOtherAttributes) {
@@ -68,6 +77,9 @@ TEST(MergeStructures, RefusesAWrappedTensorOfAnotherClassOrWithOtherAttributes) 
   EXPECT_TRUE(IsOk(MergeStructures({wrapped("m:A"), wrapped("m:A")})));
   EXPECT_TRUE(FailsWith(MergeStructures({wrapped("m:A"), wrapped("m:B")}),
                         StatusCode::kInvalidArgument, {"w", "m:A", "m:B"}));
+  EXPECT_TRUE(FailsWith(MergeStructures({wrapped("m:A"), wrapped(std::string("m:A\0x", 5))}),
+                        StatusCode::kInvalidArgument,
+                        {"of the class m:A on rank 1, one with other attributes"}));
 }
 
 }  // namespace

@@ -314,6 +314,27 @@ bool IsTensor(const std::string& fqn, const std::vector<Shard>& shards, const Al
   return (shard != shards.end() && shard->item().fqn() == fqn) || aliases.contains(fqn);
 }
 
+/// `shards` and `aliases` are those of `plans`.
+Status CheckKinds(const std::vector<LocalPlan>& plans, const std::vector<Shard>& shards,
+                  const Aliases& aliases) {
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    for (const ObjectItem& object : plans[rank].objects) {
+      if (!IsTensor(object.fqn, shards, aliases)) {
+        continue;
+      }
+      const auto has_tensor = [&](const LocalPlan& plan) {
+        return std::any_of(plan.tensors.begin(), plan.tensors.end(),
+                           [&](const PlannedTensor& one) { return one.fqn() == object.fqn; });
+      };
+      const auto other = std::find_if(plans.begin(), plans.end(), has_tensor) - plans.begin();
+      return InvalidArgument("\"" + object.fqn + "\" is a tensor on rank " + std::to_string(other) +
+                             " and a plain value on rank " + std::to_string(rank) +
+                             "; one name stands for one of them on all ranks");
+    }
+  }
+  return Status::Ok();
+}
+
 }  // namespace
 
 Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep,
@@ -371,15 +392,7 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep,
   for (RankAssignment& assignment : settled.ranks) {
     SortItems(&assignment);
   }
-  for (const LocalPlan& plan : plans) {
-    for (const ObjectItem& object : plan.objects) {
-      if (IsTensor(object.fqn, shards, aliases)) {
-        return InvalidArgument("\"" + object.fqn +
-                               "\" is a tensor on one rank and a plain value "
-                               "on another");
-      }
-    }
-  }
+  VARVE_RETURN_IF_ERROR(CheckKinds(plans, shards, aliases));
   std::vector<std::string_view> structures;
   structures.reserve(plans.size());
   for (const LocalPlan& plan : plans) {

@@ -359,7 +359,7 @@ TEST(Settle, NamesTheBoxThatNoRankHolds) {
 
 TEST(Settle, RefusesANameThatIsATensorHereAndAnObjectThere) {
   EXPECT_TRUE(FailsWith(Settle({{{Whole("x", {4})}, {}, {}}, {{}, {Object("x")}, {}}}), kInvalid,
-                        {"\"x\"", "tensor on one rank"}));
+                        {"\"x\" is a tensor on rank 0 and a plain value on rank 1"}));
 }
 
 TEST(Settle, NamesThePathWhereStructuresDisagree) {
