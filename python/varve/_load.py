@@ -129,6 +129,20 @@ class _Plan:
         self.asked = self._asked()
         request.one_will_do += self.asked
 
+    def compare_inside(self, values: list[Any]) -> None:
+        """Counts plain values as mismatched whose tensors the stored ones cannot fill."""
+        match, request = self.match, self.filling.engine
+        for (fqn, _), value in zip(match.objects, values, strict=True):
+            inside = match.inside.get(fqn)
+            if inside is not None and (unlike := inside.difference(value)):
+                inside.fits = False
+                match.mismatched.append(f"{fqn} (stored {unlike})")
+                match.known.append(fqn)
+        unfit = {fqn for fqn, inside in match.inside.items() if not inside.fits}
+        if unfit:
+            request.objects = [self.stored(fqn) for fqn, _ in match.objects if fqn not in unfit]
+            request.mismatched, request.ignored = match.mismatched, self._known()
+
     def _asked(self) -> list[str]:
         """Returns stored names of several values, of which the caller says that one will do."""
         if self._one_will_do is None:
@@ -288,6 +302,7 @@ def load(
                 raise InvalidArgumentError(f"load {path_name(path)}: keys: {wrong}")
         # Before the ranks agree: a value that cannot be opened fails the load with nothing changed.
         values = plain_values(reader, path_text(path), plan.names, choice.allow_pickle)
+        plan.compare_inside(values)
     except Exception as error:
         fail(coordinator, f"load {path_name(path)}", error, options.timeout)
         raise

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
+from varve._inside import Inside, inside_of
 from varve._match_objects import STEP, attribute_setter, item_setter, match_object
 from varve._objects import Objects, Source
 from varve._remedies import for_plain, for_wrapped, shown_array, shown_kind, unlike_shown
@@ -75,6 +77,8 @@ class Match:
         self._take = take if keys is None else take_nothing
         self.created: list[tuple[str, str, Setter, Any]] = []
         self.objects: list[tuple[str, Setter]] = []
+        #: The tensors inside of `objects`.
+        self.inside: dict[str, Inside] = {}
         self.fills: list[Callable[[], None]] = []
         self.missing: list[str] = []
         #: Tensors among the missing, with what replaces them where the container is at hand.
@@ -254,7 +258,9 @@ class Match:
     def _grow(self, mapping: Any, stored: Mapping[Any, Any], path: str | None) -> None:
         """Plans what is stored beside the entries of a mapping that an object has given."""
         # Of names in other containers, "a.b" for {"a": {"b": ...}}, the first parts are taken.
-        taken = {part for key in mapping for part in _beginnings(str(key))}
+        taken = {
+            part for key in mapping for part in accumulate(str(key).split("."), "{}.{}".format)
+        }
         sharded: bool | None = None
         for key, item in list(stored.items()):
             if key in mapping or str(key) in taken:
@@ -401,14 +407,20 @@ class Match:
         if isinstance(stored, ObjectLeaf) and path not in self._stored_objects:
             self.missing.append(path)  # The structure is not the checkpoint's own.
             return
-        array = shown_array(value, stored)
-        if not self._takes_all and (array or self._tensors_in(value, path)):
-            # Memory that was to be filled would silently be dropped.
-            unfilled = array or f"{shown_kind(value)} with tensors"
-            self.differ(path, stored, f"{shown_kind(stored)}, wanted {unfilled}")
-            return
+        inside = None
+        if not self._takes_all:
+            array = shown_array(value, stored)
+            inside = inside_of(value, self._arrays, self._hollow, self._cast)
+            fillable = inside is None or isinstance(stored, ObjectLeaf)
+            if array or not fillable or self._tensors_in(value, path):
+                # Memory to be filled would silently be dropped.
+                unfilled = array or f"{shown_kind(value)} with tensors"
+                self.differ(path, stored, f"{shown_kind(stored)}, wanted {unfilled}")
+                return
+            if inside is not None:
+                self.inside[path] = inside
         box = self._build(stored, path)
-        self.fills.append(lambda: replace(box[0]))
+        self.fills.append(lambda: replace(box[0] if inside is None else inside.filled(box[0])))
 
     def differ(self, path: str, stored: Any, how: str) -> None:
         """Notes that what is stored under a path, shown in `how`, cannot take the place of what is there."""
@@ -486,12 +498,3 @@ class Match:
                 tied.add(fqn)
                 self.assigned_as.append((fqn, tensor, replace))
         self.missing = [fqn for fqn in self.missing if fqn not in tied]
-
-
-def _beginnings(key: str) -> Iterator[str]:
-    """The key, and its parts before each dot."""
-    yield key
-    end = key.find(".")
-    while end >= 0:
-        yield key[:end]
-        end = key.find(".", end + 1)
