@@ -33,6 +33,8 @@ namespace {
 /// Time for one attempt to connect to one address.
 constexpr auto kAttempt = std::chrono::seconds(5);
 constexpr int kBacklog = 4096;
+/// Addresses of one machine that other ranks try.
+constexpr std::size_t kMostNames = 16;
 /// An address in no network of one's own (RFC 5737): the way there is the default route.
 constexpr const char* kElsewhere = "192.0.2.1";
 
@@ -92,33 +94,51 @@ std::string Environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-/// Returns the addresses of the interfaces in GLOO_SOCKET_IFNAME, in its order; of each IPv4 first.
-std::vector<std::string> OfInterfaces() {
-  std::vector<std::string> found;
-  std::istringstream names(Environment("GLOO_SOCKET_IFNAME"));
+struct Interface {
+  std::string name;
+  int family = AF_UNSPEC;
+  std::string address;
+};
+
+/// Returns the addresses of this machine's interfaces that are up, but for link-local ones.
+std::vector<Interface> Interfaces() {
+  std::vector<Interface> found;
   ifaddrs* all = nullptr;
-  if (names.str().empty() || ::getifaddrs(&all) != 0) {
+  if (::getifaddrs(&all) != 0) {
     return found;
   }
-  for (std::string name; std::getline(names, name, ',');) {
-    for (const int family : {AF_INET, AF_INET6}) {
-      for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
-        if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != family ||
-            name != one->ifa_name) {
-          continue;
-        }
-        const auto* const six = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr);
-        if (family == AF_INET || !IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr)) {
-          found.push_back(InDigits(one->ifa_addr));
-        }
-      }
+  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
+    const int family = one->ifa_addr == nullptr ? AF_UNSPEC : one->ifa_addr->sa_family;
+    const auto* const six = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr);
+    if ((one->ifa_flags & IFF_UP) != 0 &&
+        (family == AF_INET || (family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr)))) {
+      found.push_back({one->ifa_name, family, InDigits(one->ifa_addr)});
     }
   }
   ::freeifaddrs(all);
   return found;
 }
 
-/// Returns the addresses on the ways to other machines, and those of this host's name.
+/// Returns the addresses of the interfaces in GLOO_SOCKET_IFNAME, in its order; of each IPv4 first.
+std::vector<std::string> OfInterfaces() {
+  std::vector<std::string> found;
+  std::istringstream names(Environment("GLOO_SOCKET_IFNAME"));
+  const std::vector<Interface> all = names.str().empty() ? std::vector<Interface>() : Interfaces();
+  for (std::string name; std::getline(names, name, ',');) {
+    for (const int family : {AF_INET, AF_INET6}) {
+      for (const Interface& one : all) {
+        if (one.family == family && one.name == name) {
+          found.push_back(one.address);
+        }
+      }
+    }
+  }
+  return found;
+}
+
+/// Returns the addresses on the ways to other machines, those of this host's name, and then those
+/// of all interfaces: on a machine without a default route whose MASTER_ADDR is its own name, which
+/// /etc/hosts has as 127.0.1.1, there are no others.
 std::vector<std::string> OfRoutes() {
   std::vector<std::string> found;
   for (const std::string& target : {Environment("MASTER_ADDR"), std::string(kElsewhere)}) {
@@ -142,11 +162,18 @@ std::vector<std::string> OfRoutes() {
     Resolve(name.data(), 9, 0,
             [&](const addrinfo& one) { found.push_back(InDigits(one.ai_addr)); });
   }
+  for (Interface& one : Interfaces()) {
+    // Each machine with Docker has an interface of one and the same address.
+    if (!one.name.starts_with("docker")) {
+      found.push_back(std::move(one.address));
+    }
+  }
   // Other machines do not reach the loopback device; ranks of this one try it first anyway.
   std::vector<std::string> others;
   for (std::string& one : found) {
     const bool loopback = one.empty() || one.starts_with("127.") || one == "::1";
-    if (!loopback && std::find(others.begin(), others.end(), one) == others.end()) {
+    if (!loopback && others.size() < kMostNames &&
+        std::find(others.begin(), others.end(), one) == others.end()) {
       others.push_back(std::move(one));
     }
   }

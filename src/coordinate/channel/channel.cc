@@ -83,6 +83,9 @@ Status Channel::Enter(const std::string& what, double limit, Deadline until, Ren
                      .rendezvous = &rendezvous,
                      .key = key,
                      .wake = links_.wake_fd(),
+                     .what = what,
+                     .log = options_.log,
+                     .first_notice = options_.first_notice,
                      .why_interrupted = [this] { return interrupted_ ? Interrupted() : ""; }});
   }
   if (!reached.ok()) {

@@ -2,6 +2,7 @@
 
 #include "coordinate/channel/channel.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <csignal>
@@ -175,6 +176,30 @@ TEST(Channel, NamesRank0WhereItCannotBeReachedInTime) {
   ranks.channels[0].reset();
   EXPECT_TRUE(FailsWith(ranks.Enter(1, "save x", 0.02), StatusCode::kUnavailable,
                         {"save x: rank 0: cannot be reached at", "GLOO_SOCKET_IFNAME"}));
+}
+
+TEST(Channel, ARankThatLooksForRank0LogsWhyItWaits) {
+  Ranks ranks(2);
+  std::vector<std::string> lines;
+  ranks.channels[1] = std::make_shared<Channel>(
+      ChannelOptions{.rank = 1,
+                     .size = 2,
+                     .log = [&](const std::string& line) { lines.push_back(line); },
+                     .first_notice = std::chrono::milliseconds(5)});
+  const auto logged = [&](const std::string& text) {
+    return std::any_of(lines.begin(), lines.end(), [&](const std::string& line) {
+      return line.find(text) != std::string::npos;
+    });
+  };
+  EXPECT_FALSE(ranks.Enter(1, "save x", 0.1).ok());
+  EXPECT_TRUE(
+      logged("save x: rank 1 has waited 0 s for rank 0 (not there yet); the time limit is"));
+  EXPECT_LT(lines.size(), 6U);  // Each comes after twice the time.
+  ASSERT_TRUE(IsOk(ranks.Enter(0, "x")));
+  ranks.channels[0].reset();
+  EXPECT_FALSE(ranks.Enter(1, "save y", 0.1).ok());
+  EXPECT_TRUE(
+      logged("save y: rank 1 has waited 0 s for a connection: rank 0: cannot be reached at"));
 }
 
 TEST(Channel, RefusesARank0OfAnotherVersionAtOnce) {

@@ -44,6 +44,12 @@ class Finder {
     const int fd = asked_ ? asked_->fd() : search_.wake;
     (void)AwaitSocket(fd, POLLIN, until, asked_ ? search_.wake : -1);
   }
+  /// Returns what this rank has waited for, for the log.
+  [[nodiscard]] std::string WaitsFor() const {
+    std::string text = "for ";
+    return text +=
+           problem_.empty() ? NameOf(end_) + " (not there yet)" : "a connection: " + problem_;
+  }
   /// Why the last look found nothing.
   [[nodiscard]] Status Problem() const {
     return Unavailable(problem_.empty() ? NameOf(end_) + ": did not come before the deadline of " +
@@ -136,6 +142,8 @@ Result<std::optional<FoundEnd>> Finder::Look() {
 /// takes TCPStore up to 5 s to accept (torch 2.13).
 Result<FoundEnd> FindEnd(int end, const Search& search, const CallReport& hello) {
   Finder finder(end, search, hello);
+  const TimePoint begun = Now();
+  auto notice = search.first_notice;
   double pause = kFirstLook;
   const double longest = kLook * std::max(search.size / 1024.0, 1.0);
   while (true) {
@@ -148,6 +156,13 @@ Result<FoundEnd> FindEnd(int end, const Search& search, const CallReport& hello)
     }
     if (Now() >= search.until) {
       return finder.Problem();
+    }
+    if (search.log && Now() - begun >= notice) {
+      notice *= 2;
+      const auto waited = std::chrono::round<std::chrono::seconds>(Now() - begun).count();
+      search.log(search.what + ": rank " + std::to_string(hello.rank) + " has waited " +
+                 std::to_string(waited) + " s " + finder.WaitsFor() + "; the time limit is " +
+                 InSeconds(search.limit));
     }
     finder.Wait(std::min(search.until, After(Now(), pause)));
     pause = std::min(pause * 1.5, longest);

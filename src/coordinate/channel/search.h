@@ -1,6 +1,7 @@
 /// How an end of a channel finds another one: rank 0, or the relay of a leader.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -16,8 +17,12 @@ struct Search {
   double limit = 0;  ///< Seconds, for the message.
   Deadline until{};
   Rendezvous* rendezvous = nullptr;
-  std::string key{};  ///< Under which rank 0 publishes its address.
-  int wake = -1;      ///< A descriptor that is readable when the search is to end.
+  std::string key{};   ///< Under which rank 0 publishes its address.
+  int wake = -1;       ///< A descriptor that is readable when the search is to end.
+  std::string what{};  ///< The call, for the log.
+  /// Called with a line for the log after this time, and then after twice the time. May be empty.
+  std::function<void(const std::string&)> log{};
+  std::chrono::milliseconds first_notice{};
   /// Returns why the search is to end; empty where it is not.
   std::function<std::string()> why_interrupted{};
 };
