@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include <netinet/in.h>
@@ -21,6 +22,8 @@ constexpr std::uint64_t kMaxUntrustedBytes = 4096;
 constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 40;
 /// A smaller payload is sent in one piece with its header.
 constexpr std::size_t kSmallPayload = 4096;
+constexpr auto kUnanswered = std::chrono::minutes(2);
+constexpr std::uint8_t kFewestRetries = 3;
 
 Status Closed() { return Unavailable(kLostReason); }
 
@@ -32,11 +35,22 @@ Connection::Connection(Socket socket, bool trusted)
     (void)::setsockopt(fd(), level, name, &value, sizeof(value));
   };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
-  // A host that vanishes without closing is noticed after two minutes.
+  // A machine that vanishes without closing is noticed after two minutes: by this where it has
+  // acknowledged all that was sent, and else by IsUnanswered.
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   set(IPPROTO_TCP, TCP_KEEPIDLE, 60);
   set(IPPROTO_TCP, TCP_KEEPINTVL, 10);
   set(IPPROTO_TCP, TCP_KEEPCNT, 6);
+}
+
+// The system would go on sending for a quarter of an hour. TCP_USER_TIMEOUT would end that, and also
+// a connection whose other side lives and reads nothing for so long: a rank that still evaluates.
+bool Connection::IsUnanswered() const {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  return ::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+         info.tcpi_retransmits >= kFewestRetries &&
+         std::chrono::milliseconds(info.tcpi_last_ack_recv) >= kUnanswered;
 }
 
 void Connection::Put(Frame frame) {

@@ -39,6 +39,9 @@ class Connection {
   /// connection is closed, and no further frame comes.
   Result<std::optional<Frame>> Read();
 
+  /// Returns true where the other side's machine has acknowledged nothing for two minutes, of what
+  /// was sent to it again and again.
+  [[nodiscard]] bool IsUnanswered() const;
   void Trust() { trusted_ = true; }
   [[nodiscard]] bool has_unsent() const { return !unsent_.empty(); }
   [[nodiscard]] std::size_t unsent_bytes() const { return unsent_bytes_; }

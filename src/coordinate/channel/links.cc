@@ -19,6 +19,9 @@ namespace {
 constexpr std::uint64_t kWakeTag = std::uint64_t{1} << 32U;
 constexpr std::uint64_t kListenerTag = kWakeTag + 1;
 
+/// Time between two looks for connections whose machines do not answer.
+constexpr auto kLookForDead = std::chrono::seconds(10);
+
 int Milliseconds(TimePoint until) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Now()).count();
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000));
@@ -92,7 +95,7 @@ void Links::Put(int key, Frame frame) {
 void Links::Poll(TimePoint until) {
   std::array<epoll_event, 64> events{};
   const int count = ::epoll_wait(poll_.get(), events.data(), static_cast<int>(events.size()),
-                                 Milliseconds(until));
+                                 Milliseconds(std::min(until, Now() + kLookForDead)));
   if (count < 0 && errno != EINTR) {
     CloseAll("the channel is closed");
     owner_->Refused("this process has not the channel's sockets, as a forked child");
@@ -115,6 +118,23 @@ void Links::Poll(TimePoint until) {
         Read(key);
       }
     }
+  }
+  DropUnanswered();
+}
+
+void Links::DropUnanswered() {
+  if (Now() < next_look_) {
+    return;
+  }
+  next_look_ = Now() + kLookForDead;
+  std::vector<int> lost;
+  for (const auto& [key, link] : links_) {
+    if (link.IsUnanswered()) {
+      lost.push_back(key);
+    }
+  }
+  for (const int key : lost) {
+    Drop(key, kLostReason);
   }
 }
 

@@ -56,7 +56,8 @@ class Links {
   void Add(int key, Connection connection);
   /// Sends a frame as far as the socket takes it; does nothing without a connection.
   void Put(int key, Frame frame);
-  /// Waits until a socket is ready, at most until then; reads, writes and accepts.
+  /// Waits until a socket is ready, at most until then and for ten seconds; reads, writes, accepts,
+  /// and drops the connections whose machines do not answer.
   void Poll(TimePoint until);
   /// Does the same with these connections alone; returns false where none of them was ready.
   bool PollOnly(const std::vector<int>& keys, TimePoint until);
@@ -79,6 +80,7 @@ class Links {
   void Watch(int how, int fd, std::uint64_t tag, bool writes = false);
   void Write(int key);
   void Read(int key);
+  void DropUnanswered();
   void Accept();
   void Meet(std::uint64_t arriving);
 
@@ -91,6 +93,7 @@ class Links {
   std::string token_;
   int peers_ = 0;
   std::map<int, Connection> links_;
+  TimePoint next_look_{};                         // For those that are unanswered.
   std::set<int> blocked_;                         // Keys whose sockets take no more at present.
   std::map<std::uint64_t, Connection> arriving_;  // Those that have not sent kHello.
   std::uint64_t newest_arriving_;
