@@ -234,9 +234,11 @@ bool Flush(const nb::object& self, double seconds) {
   });
 }
 
-PythonChannel Background(const nb::object& self, double timeout) {
-  return PythonChannel(Waiting(
-      self, [&](const std::shared_ptr<Channel>& ranks) { return ranks->MakeBackground(timeout); }));
+PythonChannel Background(const nb::object& self, double timeout, const nb::str& name) {
+  const std::string text = TextOf(name);
+  return PythonChannel(Waiting(self, [&](const std::shared_ptr<Channel>& ranks) {
+    return ranks->MakeBackground(timeout, text);
+  }));
 }
 
 std::vector<Ranks> OfThreads(int size) {
@@ -307,7 +309,7 @@ void BindChannel(nb::module_& module) {
       .def("share", &Share, nb::arg("message"), nb::arg("timeout"))
       .def("gather", &GatherPython, nb::arg("mine"), nb::arg("timeout"))
       .def("all_true", &AllTrue, nb::arg("mine"), nb::arg("timeout"))
-      .def("background", &Background, nb::arg("timeout"))
+      .def("background", &Background, nb::arg("timeout"), nb::arg("name"))
       .def("interrupt", [](const PythonChannel& self) { self.channel->Interrupt(); })
       .def(
           "tell_past",

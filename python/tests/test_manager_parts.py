@@ -11,7 +11,6 @@ import pytest
 
 import varve
 from varve._core import Channel
-from varve._manage import _agreement
 from varve._manage._agreement import Agreement, Chair, Posted, Verdict
 from varve._manage._costs import FIRST_SAVE, Costs, Interval
 from varve._manage._endings import Signals
@@ -94,27 +93,27 @@ def test_what_is_decided_holds_on_both_ranks_in_the_same_call() -> None:
     assert 100 <= saves[0][0] <= 110  # The wish may come before step 100 has been decided.
 
 
-def test_rank_0_logs_which_decision_it_waits_for_and_the_limit_that_holds(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_rank_0_logs_once_for_whose_decision_it_waits_and_the_limit_that_holds(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(_agreement, "_FIRST_NOTICE", 0.5)
     store: dict[str, bytes] = {}
 
     def work(rank: int) -> None:
-        channel = Channel(rank, 2, 30.0)
-        channel.enter("agree", 60.0, 60.0, "key", store.get, store.__setitem__)
+        channel = Channel(rank, 2, 1.0)
+        channel.enter("make the manager", 60.0, 60.0, "key", store.get, store.__setitem__)
+        background = channel.background(60.0, "the manager's next decision")
+        channel.leave("", None)
         chair = Chair(lambda _: ("", "", ""), pause=0.0) if rank == 0 else None
-        agreement = Agreement(channel, chair)
+        agreement = Agreement(background, chair)
         for step in (7, 8, 9):
             if (rank, step) == (1, 8):
-                time.sleep(3.5)
+                time.sleep(2.5)
             agreement.verdict(step, lambda step=step: Posted(step))
         agreement.close()
 
     on_two_ranks(work)
-    lines = [line for line in caplog.messages if "decision" in line]
-    assert lines and all("decision at step 9: rank 0 has waited" in line for line in lines), lines
-    assert len(lines) <= 3 and "the time limit is 7 days" in lines[0]
+    lines = [line for line in caplog.messages if "decision: rank 0 has waited 1 s" in line]
+    assert len(lines) == 1 and "the time limit is 604800 s" in lines[0], caplog.messages
 
 
 # ---- costs ----

@@ -68,8 +68,8 @@ class Channel(Coordinator):
         """Returns every rank's message, on every rank, by rank."""
     def all_true(self, mine: bool, timeout: float) -> bool:
         """Returns True, on every rank, where `mine` is true on all of them."""
-    def background(self, timeout: float) -> Channel:
-        """Returns a channel of the same ranks for messages in the background. Collective."""
+    def background(self, timeout: float, name: str) -> Channel:
+        """Returns a channel of the same ranks for messages in the background; `name` is for the log. Collective."""
     def interrupt(self) -> None:
         """Ends the waits of this rank. Threads: called while another one waits."""
     def tell_past(self, name: str) -> None:

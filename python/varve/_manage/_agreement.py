@@ -25,7 +25,6 @@ A single process is its own chair: it decides in each call, and has no thread.
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 import weakref
@@ -35,8 +34,6 @@ from typing import Any
 
 from varve._core import Channel
 from varve.errors import Error, InvalidArgumentError, UnavailableError
-
-_LOG = logging.getLogger("varve")
 
 #: Seconds between two exchanges, at least; one for each thousand ranks is added to it.
 _PAUSE = 0.2
@@ -48,9 +45,6 @@ _LONGEST = 50
 #: bound (an evaluation, a compilation): a stopped rank looks like a slow one. `timeout`, which is for ranks that
 #: are in one call, does not count. A rank that dies is noticed at once.
 _STEP_TIMEOUT = 7 * 24 * 3600.0
-
-#: Seconds after which rank 0 logs that it waits for a decision; each further notice comes after twice the time.
-_FIRST_NOTICE = 30.0
 
 #: Seconds in which the messages under way arrive when the manager is closed.
 _LAST = 10.0
@@ -160,7 +154,7 @@ class Agreement:
         if self._left == 0:
             if not self._asked():  # The first call.
                 self._post(posted())
-            self._verdict = self._take(step, waits)
+            self._verdict = self._take(waits)
             self._left = self._verdict.calls
             self._fresh = True
         verdict = self._verdict if self._fresh else Verdict()
@@ -199,9 +193,7 @@ class Agreement:
             self._posted = posted
             self._changed.notify_all()
 
-    def _take(self, step: int, waits: Callable[[], None]) -> Verdict:
-        began = time.monotonic()
-        notice = _FIRST_NOTICE
+    def _take(self, waits: Callable[[], None]) -> Verdict:
         while True:
             with self._changed:
                 # Not without end in one go: Ctrl-C would wait.
@@ -211,16 +203,6 @@ class Agreement:
             if answer is not None:
                 break
             waits()
-            waited = time.monotonic() - began
-            if self._chair is not None and waited >= notice:
-                notice *= 2
-                _LOG.warning(
-                    "the manager's decision at step %d: rank 0 has waited %.0f s for a rank that has not come "
-                    "there; the time limit is %.0f days, for a step may take long",
-                    step,
-                    waited,
-                    _STEP_TIMEOUT / 86400,
-                )
         if isinstance(answer, BaseException):
             self._answer = answer  # For the next call too.
             raise answer

@@ -29,6 +29,9 @@ FIRST_NOTICE = 30.0
 #: Seconds in which messages leave at the end of a call. They leave later too, with the next call.
 _FLUSH = 5.0
 
+#: The name of a background's one call, for the log.
+_SAVE = "save in the background"
+
 
 class _Alone:
     """The type of `ALONE`."""
@@ -183,18 +186,21 @@ def name_of(verb: str, path: Any) -> str:
         return f"{verb} {_arguments.shown(path)}"
 
 
-def make_background(process_group: Any, timeout: float, owner: str = "a stager") -> Channel | None:
+def make_background(
+    process_group: Any, timeout: float, owner: str = "a stager", name: str = _SAVE
+) -> Channel | None:
     """Returns a channel of its own for the background of a stager. Collective.
 
-    Lives until it is closed, also when torch.distributed has ended. None means a single process.
+    Lives until it is closed, also when torch.distributed has ended. None means a single process. A wait in
+    it is logged under `name`.
     """
     with collective(process_group, timeout, f"make {owner}") as channel:
-        return background_in(channel, timeout)
+        return background_in(channel, timeout, name)
 
 
-def background_in(ranks: Coordinator | None, timeout: float) -> Channel | None:
+def background_in(ranks: Coordinator | None, timeout: float, name: str = _SAVE) -> Channel | None:
     """Returns the same, made in the call that the ranks are in."""
-    return ranks.background(timeout) if isinstance(ranks, Channel) else None
+    return ranks.background(timeout, name) if isinstance(ranks, Channel) else None
 
 
 def job_store() -> Any:

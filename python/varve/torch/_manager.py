@@ -72,11 +72,13 @@ class TorchBackend(Backend):
         """Returns a channel of its own for the manager's messages, and makes the stager."""
         if self._stager is None:
             self._stager = Stager(self._group, executor=self._executor, timeout=self.timeout)
-        return make_background(self._group, self.timeout, "the manager of a run")
+        return make_background(
+            self._group, self.timeout, "the manager of a run", "the manager's next decision"
+        )
 
     def background(self, owner: str) -> Channel | None:
         """Returns one more channel."""
-        return make_background(self._group, self.timeout, owner)
+        return make_background(self._group, self.timeout, owner, owner)
 
     def save(self, state: Any, path: str, files: Mapping[str, bytes], ended: Ended) -> Future[Any]:
         """Saves in the background."""

@@ -357,7 +357,7 @@ Status Channel::JoinInBackground(const std::string& way, Deadline until, int wak
   return Status::Ok();
 }
 
-Result<std::shared_ptr<Channel>> Channel::MakeBackground(double limit) {
+Result<std::shared_ptr<Channel>> Channel::MakeBackground(double limit, const std::string& name) {
   ChannelOptions options = options_;
   options.one_call = true;
   const auto channel = std::make_shared<Channel>(std::move(options));
@@ -386,7 +386,7 @@ Result<std::shared_ptr<Channel>> Channel::MakeBackground(double limit) {
                  return std::vector<std::string>(size);
                });
   VARVE_RETURN_IF_ERROR(accepted.status());
-  channel->Begin("save in the background", limit);
+  channel->Begin(name, limit);
   return channel;
 }
 

@@ -89,8 +89,9 @@ class Channel final : public Coordinator, private Links::Owner {
   void TellPast(const std::string& name);
 
   /// Returns a channel of the same ranks for messages in the background, made in the call that the
-  /// ranks are in. Collective; fails on all of them where one cannot connect.
-  Result<std::shared_ptr<Channel>> MakeBackground(double limit);
+  /// ranks are in. `name` is that of its one call, for the log. Collective; fails on all of them
+  /// where one cannot connect.
+  Result<std::shared_ptr<Channel>> MakeBackground(double limit, const std::string& name);
 
   /// Closes all sockets.
   void Close();

@@ -282,7 +282,7 @@ TEST(Channel, ABackgroundHasMessagesOfItsOwnAndIsMadeOnAllRanksOrNone) {
     std::vector<std::jthread> threads;
     for (std::size_t rank = 0; rank < 3; ++rank) {
       threads.emplace_back([&, rank] {
-        auto background = ranks.channels[rank]->MakeBackground(kLimit);
+        auto background = ranks.channels[rank]->MakeBackground(kLimit, "save in the background");
         ASSERT_TRUE(IsOk(background));
         made[rank] = *background;
       });

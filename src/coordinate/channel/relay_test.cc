@@ -304,7 +304,7 @@ TEST(Relay, ChannelsOfABackgroundPassRelaysToo) {
   Tree ranks(size);
   std::vector<std::shared_ptr<Channel>> background(size);
   ranks.Call("call", [&](int rank, Channel& channel) {
-    auto made = channel.MakeBackground(kLimit);
+    auto made = channel.MakeBackground(kLimit, "save in the background");
     ASSERT_TRUE(IsOk(made)) << rank;
     background[static_cast<std::size_t>(rank)] = *made;
     EXPECT_TRUE(IsOk(Join(**made, "b", LongDeadline())));
