@@ -20,6 +20,8 @@ from varve._tree import join
 
 def inside_of(value: Any, arrays: Any, hollow: Callable[[Any], bool], cast: bool) -> Inside | None:
     """Returns the tensors inside of a plain value; None where it has none."""
+    if not _parts(value):
+        return None  # As most values.
     inside = Inside(value, arrays, hollow, cast)
     return inside if inside._has(value) else None
 
