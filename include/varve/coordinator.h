@@ -128,13 +128,13 @@ struct SocketOptions {
 /// connects to rank 0; of more than 256 ranks most connect to every 32nd one, which passes their
 /// messages on as long as its process lives. Only rank 0 exchanges messages
 /// with others, as Exchange does; any other pair is kInternal. Call it on all ranks; it waits until
-/// rank 0 can be reached. A rank that dies is noticed at once, one that does not come is named when
-/// the timeout is over.
+/// rank 0 can be reached. A rank that dies is noticed at once, a machine that vanishes after two
+/// minutes, and a rank that does not come is named when the timeout is over.
 ///
 /// Rank 0 listens on all interfaces, at a port of the system's choice; the other ranks try the
 /// addresses of the interfaces that the environment variable GLOO_SOCKET_IFNAME names (separated by
-/// commas), by default those on the ways to MASTER_ADDR and to other networks. A token in the
-/// rendezvous keeps strangers out; messages are not encrypted.
+/// commas), by default those on the ways to MASTER_ADDR and to other networks, and then those of
+/// all interfaces. A token in the rendezvous keeps strangers out; messages are not encrypted.
 ///
 /// Errors: Unavailable when rank 0 cannot be reached in time or the rendezvous fails;
 /// FailedPrecondition when rank 0 runs another version of Varve.

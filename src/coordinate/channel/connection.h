@@ -91,7 +91,7 @@ std::string ToString(const Address& address);
 ///
 /// The published addresses are those of the interfaces in GLOO_SOCKET_IFNAME, as for torch's own
 /// gloo groups; without it those of the interfaces on the way to MASTER_ADDR and on the default
-/// route, and what the host's name resolves to.
+/// route, what the host's name resolves to, and then those of all interfaces, 16 at most.
 Result<std::pair<Socket, Address>> Listen(int peers = 0);
 
 /// Waits until a socket is ready for the events of poll. Errors: Unavailable at the deadline;
