@@ -24,6 +24,7 @@ KINDS = (
     "stall",  # The server gets nothing; no byte comes.
     "stall-after",  # The server carries it out; no byte comes.
     "truncated",  # Half of the answer's body, then the end of the connection.
+    "not-routed",  # 404 of a router that has no server for the request, which gets nothing.
     "corrupted",  # One bit of the answer's body is another.
     "too-long",  # The answer has more bytes than it says.
     "too-short",  # The answer has fewer bytes than it says.
@@ -41,6 +42,7 @@ _ERRORS = {
     "too-many": (429, "TooManyRequests", "Retry-After: 1\r\n"),
     "expired": (400, "ExpiredToken", ""),
 }
+_NOT_ROUTED = b"HTTP/1.1 404 -\r\nContent-Type: text/plain\r\nContent-Length: 21\r\n\r\n"
 
 
 @dataclass
@@ -141,6 +143,10 @@ class FaultProxy:
         kind = self._fault(request)
         if kind in ("reset-before", "stall"):
             return self._end(client, kind)
+        if kind == "not-routed":
+            body = b"" if request.method == "HEAD" else b"default backend - 404"
+            client.sendall(_NOT_ROUTED + body)
+            return True
         if kind in _ERRORS and kind != "internal-late":
             client.sendall(_error(kind))
             return True

@@ -71,6 +71,23 @@ def attempt(action: object) -> str:
     return ""
 
 
+def look_without_a_server(rank: int, size: int, proxy: str, run: str) -> list[str]:
+    """Looks for the newest step while a router answers for the server. Returns the errors."""
+    set_up(proxy)
+    os.environ["VARVE_S3_RETRY_TIMEOUT"] = "1"
+    plan(rank, proxy, "none", 0)
+    state = {"w": torch.ones(3)}
+    with varve.torch.CheckpointManager(run, every=1) as manager:
+        manager.save(1, state)
+        manager.wait()
+        plan(rank, proxy, "always-not-routed", 0)
+        looks = (lambda: manager.resume(state), lambda: varve.latest(run), lambda: varve.open(run))
+        errors = [attempt(look) for look in looks]
+        plan(rank, proxy, "none", 0)
+        assert manager.resume(state) == 1
+    return errors
+
+
 def save_with_faults(
     rank: int,
     size: int,

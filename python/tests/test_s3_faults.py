@@ -18,6 +18,7 @@ from s3_fault_jobs import (
     die_while_uploading,
     load_large,
     load_with_faults,
+    look_without_a_server,
     save_large,
     save_with_faults,
 )
@@ -93,6 +94,11 @@ def test_a_resharding_load_reads_little_more_than_it_needs(proxy: FaultProxy, bu
     needed = sum(run_ranks(3, load_large, proxy.endpoint, path, 128))
     assert needed >= 128 << 20
     assert needed <= proxy.sent <= 1.05 * needed
+
+
+def test_a_router_without_its_server_is_no_empty_run(proxy: FaultProxy, bucket: Any) -> None:
+    for error in run_ranks(1, look_without_a_server, proxy.endpoint, f"s3://{bucket.name}/run")[0]:
+        assert error.startswith("UnavailableError") and "404" in error and "endpoint" in error
 
 
 def test_expired_keys_are_named_as_such(proxy: FaultProxy, bucket: Any) -> None:

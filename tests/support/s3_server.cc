@@ -151,6 +151,7 @@ void S3Server::Serve(int socket) {
       } else if (fault != S3Fault::kResetBefore && fault != S3Fault::kStall) {
         const auto page = pages_.find(request->path);
         answer = page != pages_.end() ? S3Answer{200, {}, page->second} : objects_.Handle(*request);
+        answer.headers.emplace_back("x-amz-request-id: 1");
       }
       if (!date_.empty()) {
         answer.headers.push_back("Date: " + date_);

@@ -162,7 +162,7 @@ TEST_F(ObjectWriters, AnAnswerToTheCompletionWithoutSenseIsNoSuccess) {
   });
   const auto writer = Open();
   ASSERT_TRUE(IsOk(writer->WriteAt(0, Bytes(Text(2500)))));
-  EXPECT_TRUE(FailsWith(writer->Sync(2500), StatusCode::kDataLoss,
+  EXPECT_TRUE(FailsWith(writer->Sync(2500), StatusCode::kUnavailable,
                         {"CompleteMultipartUploadResult", "a proxy's"}));
   EXPECT_TRUE(server_.objects().empty());
 }

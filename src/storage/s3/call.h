@@ -2,9 +2,11 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "storage/s3/client.h"
 
@@ -20,6 +22,7 @@ struct S3Client::Call {
   BodySink* sink = nullptr;
   std::uint64_t sink_bytes = 0;                           // That the sink wants.
   bool* tried_before = nullptr;                           // Set where a try had no certain end.
+  std::function<Status(std::string_view)> read{};         // Takes the body of a good answer.
   std::optional<std::chrono::milliseconds> time_limit{};  // Less than the settings'.
   std::optional<std::chrono::seconds> stall{};            // Instead of the settings'.
 

@@ -28,6 +28,19 @@ ServerLoad LoadOf(int status) {
                                                               : ServerLoad::kTaken;
 }
 
+/// Returns true for an answer that S3 does not give: a 404 without a reason (a HEAD's has no body),
+/// or an object without an ETag. A router gives such answers for all names while the server behind
+/// it is away. Taken for S3's, they would be the absence of a checkpoint, on which a job would begin
+/// anew, or damage.
+bool IsForeign(const std::string& method, bool of_object, const HttpResponse& response,
+               const ErrorBody& error) {
+  if (response.status == 404) {
+    return method != "HEAD" && error.code.empty();
+  }
+  return of_object && (method == "GET" || method == "HEAD" || method == "PUT") &&
+         response.status < 300 && response.Header("etag").empty();
+}
+
 }  // namespace
 
 S3Client::S3Client(Settings settings, CredentialsFunction credentials,
@@ -217,14 +230,29 @@ Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
     answer->is = transport ? AnswerKind::kTransient : AnswerKind::kFinal;
     return response.status().Annotate(PathOf(call.object));
   }
+  if (call.method == "HEAD" && response->status == 404 &&
+      response->Header("x-amz-request-id").empty()) {
+    return AskForReason(call, answer);
+  }
   NoteTime(*response);
   ErrorBody error;
   if (response->status >= 300 || call.method == "POST") {
     error = ParseError(response->body);
   }
+  if (IsForeign(call.method, !call.object.key.empty(), *response, error)) {
+    answer->is = AnswerKind::kTransient;
+    return Unavailable(call.Name() + ": " + std::to_string(response->status) +
+                       ", which is no answer of an S3 server: it is away, or the endpoint is "
+                       "another server's (AWS_ENDPOINT_URL)");
+  }
   answer->is = http::Classify(response->status, error.code);
   if (answer->is == AnswerKind::kGood) {
-    return response;
+    const Status read = call.read ? call.read(response->body) : Status::Ok();
+    if (read.ok()) {
+      return response;
+    }
+    answer->is = AnswerKind::kTransient;  // A proxy's page, perhaps.
+    return read.Annotate(call.Name());
   }
   if (answer->is == AnswerKind::kFinal && Correct(call, *response, error, told)) {
     answer->is = AnswerKind::kCorrected;
@@ -234,6 +262,17 @@ Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
       call.method == "GET" && !call.query.empty() && call.query.front().first == "uploads";
   const Status refusal = Refusal(response->status, error, call.Name(), lists_uploads);
   return answer->is == AnswerKind::kTransient ? Unavailable(refusal.message()) : refusal;
+}
+
+/// Asks by a GET, whose 404 has a body, for the reason of a HEAD's 404. Where the object is there,
+/// the HEAD is worth another try.
+Result<HttpResponse> S3Client::AskForReason(const Call& head, Answer* answer) {
+  Call get = head;
+  get.method = "GET";
+  get.headers = {{"range", "bytes=0-0"}};
+  VARVE_RETURN_IF_ERROR(SendOnce(get, answer).status());
+  answer->is = AnswerKind::kTransient;
+  return Unavailable(head.Name() + ": 404, but a GET finds the object");
 }
 
 Result<HttpResponse> S3Client::Send(const Call& call) {

@@ -63,7 +63,7 @@ class S3Client final : public ObjectStore {
                                         const std::string& mark) override;
   Result<std::string> UploadPart(const std::string& name, const std::string& upload, int number,
                                  std::span<const std::byte> data) override;
-  /// Errors: NotFound also where a first try was carried out and its answer lost, DataLoss for an
+  /// Errors: NotFound also where a first try was carried out and its answer lost, Unavailable for an
   /// answer that is none.
   Status EndUpload(const std::string& name, const std::string& upload,
                    const std::vector<std::string>* parts) override;
@@ -80,6 +80,7 @@ class S3Client final : public ObjectStore {
   Result<HttpResponse> Send(const Call& call);
   Result<HttpResponse> SendWithRetries(const Call& call);
   Result<HttpResponse> SendOnce(const Call& call, Answer* answer);
+  Result<HttpResponse> AskForReason(const Call& head, Answer* answer);
   Result<HttpResponse> Perform(const Call& call, const HttpRequest& request);
   /// What a bucket's server has told of itself, as a request was signed with it.
   struct Told {

@@ -1,6 +1,7 @@
 #include "storage/s3/client.h"
 
 #include <chrono>
+#include <functional>
 #include <mutex>
 #include <thread>
 
@@ -201,6 +202,50 @@ TEST_F(S3Clients, SayWhatToDoAboutKeysThatHaveEnded) {
   AnswerFirst(ErrorAnswer(400, "ExpiredToken"));
   EXPECT_TRUE(FailsWith(PutText(client), StatusCode::kFailedPrecondition,
                         {"PUT s3://b/k", "400", "ExpiredToken", "renew them"}));
+}
+
+// What stands before a server answers so while that is away. As S3's own answer it would be an
+// absent checkpoint, on which a job begins anew, or a damaged one.
+TEST_F(S3Clients, AskAgainAfterAnAnswerThatIsNotS3s) {
+  S3Client client(Quick(), Keys());
+  ASSERT_TRUE(IsOk(PutText(client)));
+  std::string text(4, ' ');
+  const auto bytes = std::as_writable_bytes(std::span(text.data(), text.size()));
+  std::vector<std::function<Status()>> requests{
+      [&] { return client.List("b/", /*unfinished=*/false).status(); },
+      [&] { return client.Head(kName).status(); }, [&] { return PutText(client); },
+      [&] { return client.Read(kName, 0, bytes, ""); }};
+  for (const S3Answer& answer :
+       {S3Answer{404, {"Content-Type: text/plain"}, "default backend - 404"},
+        S3Answer{404, {}, ""}}) {
+    for (const auto& request : requests) {
+      AnswerFirst(answer);
+      EXPECT_TRUE(IsOk(request()));
+    }
+  }
+  const S3Answer page{200, {"Content-Type: text/html"}, "<html>log in</html>"};
+  AnswerFirst(page);
+  EXPECT_TRUE(FailsWith(requests.back()(), StatusCode::kUnavailable, {"s3://b/k"}));
+  requests.pop_back();
+  for (const auto& request : requests) {
+    AnswerFirst(page);
+    EXPECT_TRUE(IsOk(request()));
+  }
+}
+
+TEST_F(S3Clients, TakeNoAbsenceFromAnAnswerThatIsNotS3s) {
+  Settings settings = Quick();
+  settings.retry.time_limit = milliseconds(40);
+  S3Client client(settings, Keys());
+  server_.SetStand([](const S3Request&, int) { return S3Answer{404, {}, "no such site"}; });
+  for (const Status& status :
+       {client.Head(kName).status(), client.List("b/", /*unfinished=*/false).status(),
+        client.ListAll("b/").status()}) {
+    EXPECT_TRUE(FailsWith(status, StatusCode::kUnavailable, {"404", "AWS_ENDPOINT_URL"}));
+  }
+  server_.SetStand(
+      [](const S3Request&, int) { return S3Answer{404, {"x-amz-request-id: 1"}, ""}; });
+  EXPECT_EQ(client.Head(kName).status().code(), StatusCode::kNotFound);
 }
 
 // Every event, and every error of every request, after every kind of failure.

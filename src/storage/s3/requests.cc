@@ -49,6 +49,15 @@ NameValues ObjectHeaders(const Settings& settings) {
   return headers;
 }
 
+/// Returns what parses a body into `target`.
+template <class T>
+auto Into(T* target, Result<T> (*parse)(std::string_view)) {
+  return [=](std::string_view body) -> Status {
+    VARVE_ASSIGN_OR_RETURN(*target, parse(body));
+    return Status::Ok();
+  };
+}
+
 /// Keys that end with '/' stand for folders.
 std::string WithoutSlash(std::string_view key) {
   return std::string(key.ends_with('/') ? key.substr(0, key.size() - 1) : key);
@@ -76,7 +85,7 @@ Result<StoreEntry> S3Client::Head(const std::string& name) {
   VARVE_ASSIGN_OR_RETURN(const HttpResponse response, Send({.method = "HEAD", .object = object}));
   const auto size = NumberIn(response.Header("content-length"));
   if (!size) {
-    return DataLoss(PathOf(object) + ": the server does not say how large it is");
+    return Unavailable(PathOf(object) + ": the server does not say how large it is");
   }
   return StoreEntry{.name = name,
                     .size = *size,
@@ -99,12 +108,16 @@ Status S3Client::ReadParts(const std::string& name, std::uint64_t offset,
   }
   const ObjectName object = ObjectOf(name);
   const std::string range = sink.Range();
-  VARVE_RETURN_IF_ERROR(Send({.method = "GET",
-                              .object = object,
-                              .headers = {{"range", range}},
-                              .sink = &sink,
-                              .sink_bytes = sink.bytes()})
-                            .status());
+  const Status got = Send({.method = "GET",
+                           .object = object,
+                           .headers = {{"range", range}},
+                           .sink = &sink,
+                           .sink_bytes = sink.bytes()})
+                         .status();
+  if (sink.range_ignored()) {
+    return Unavailable(got.message());  // No answer of S3's, and no damage.
+  }
+  VARVE_RETURN_IF_ERROR(got);
   return sink.complete()
              ? Status::Ok()
              : DataLoss(PathOf(object) + ": the server's answer to \"" + range + "\" ends early");
@@ -124,15 +137,15 @@ Status S3Client::ListPages(const std::string& prefix, std::string_view delimiter
     if (!token.empty()) {
       query.emplace_back("continuation-token", token);
     }
-    VARVE_ASSIGN_OR_RETURN(const HttpResponse response,
-                           Send({.method = "GET",
-                                 .object = {object.bucket, {}, object.scheme},
-                                 .query = std::move(query)}));
-    VARVE_ASSIGN_OR_RETURN(const ListPage page,
-                           ParseListPage(response.body).Annotate("list " + PathOf(object)));
+    ListPage page;
+    VARVE_RETURN_IF_ERROR(Send({.method = "GET",
+                                .object = {object.bucket, {}, object.scheme},
+                                .query = std::move(query),
+                                .read = Into(&page, ParseListPage)})
+                              .status());
     take(page);
     if (!page.next.empty() && page.next == token) {
-      return DataLoss("list " + PathOf(object) + ": the server's listing does not end");
+      return Unavailable("list " + PathOf(object) + ": the server's listing does not end");
     }
     token = page.next;
   } while (!token.empty());
@@ -186,16 +199,19 @@ Result<std::vector<StoreEntry>> S3Client::ListUploads(const std::string& prefix)
       query.emplace_back("key-marker", page.next_key);
       query.emplace_back("upload-id-marker", page.next_id);
     }
-    const auto response = Send(
-        {.method = "GET", .object = {object.bucket, {}, object.scheme}, .query = std::move(query)});
-    if (response.status().code() == StatusCode::kNotFound) {
+    UploadsPage next;
+    const Status listed = Send({.method = "GET",
+                                .object = {object.bucket, {}, object.scheme},
+                                .query = std::move(query),
+                                .read = Into(&next, ParseUploadsPage)})
+                              .status();
+    if (listed.code() == StatusCode::kNotFound) {
       break;  // No bucket. rclone's server says so of a bucket without uploads.
     }
-    VARVE_RETURN_IF_ERROR(response.status());
-    VARVE_ASSIGN_OR_RETURN(UploadsPage next, ParseUploadsPage(response->body));
+    VARVE_RETURN_IF_ERROR(listed);
     if (next.more && next.next_key == page.next_key && next.next_id == page.next_id) {
-      return DataLoss("list uploads below " + PathOf(object) +
-                      ": the server's listing of uploads does not end");
+      return Unavailable("list uploads below " + PathOf(object) +
+                         ": the server's listing of uploads does not end");
     }
     page = std::move(next);
     for (const OpenUpload& upload : page.uploads) {
@@ -244,13 +260,14 @@ Status S3Client::Remove(const std::vector<std::string>& names) {
       keys.push_back(std::move(object.key));
     }
     const std::string body = DeleteBody(keys);
-    VARVE_ASSIGN_OR_RETURN(const HttpResponse response,
-                           Send({.method = "POST",
-                                 .object = {bucket, {}, settings_.scheme},
-                                 .query = {{"delete", ""}},
-                                 .headers = {{"content-md5", Md5Header(AsByteSpan(body))}},
-                                 .body = AsByteSpan(body)}));
-    VARVE_ASSIGN_OR_RETURN(const auto failed, ParseDeleteResult(response.body));
+    std::vector<UndeletedObject> failed;
+    VARVE_RETURN_IF_ERROR(Send({.method = "POST",
+                                .object = {bucket, {}, settings_.scheme},
+                                .query = {{"delete", ""}},
+                                .headers = {{"content-md5", Md5Header(AsByteSpan(body))}},
+                                .body = AsByteSpan(body),
+                                .read = Into(&failed, ParseDeleteResult)})
+                              .status());
     if (!failed.empty()) {
       const UndeletedObject& first = failed.front();
       return FailedPrecondition(
@@ -280,8 +297,10 @@ Result<std::string> S3Client::StartMarkedUpload(const std::string& name,
   if (settings_.crc32c) {
     call.headers.emplace_back("x-amz-checksum-algorithm", "CRC32C");
   }
-  VARVE_ASSIGN_OR_RETURN(const HttpResponse response, Send(call));
-  return ParseUploadId(response.body).Annotate(call.Name());
+  std::string id;
+  call.read = Into(&id, ParseUploadId);
+  VARVE_RETURN_IF_ERROR(Send(call).status());
+  return id;
 }
 
 Result<std::string> S3Client::UploadPart(const std::string& name, const std::string& upload,
@@ -295,10 +314,7 @@ Result<std::string> S3Client::UploadPart(const std::string& name, const std::str
     call.headers.emplace_back("x-amz-checksum-crc32c", crc32c);
   }
   VARVE_ASSIGN_OR_RETURN(const HttpResponse response, Send(call));
-  const std::string_view etag = response.Header("etag");
-  return etag.empty()
-             ? Result<std::string>(DataLoss(call.Name() + ": the server's answer has no ETag"))
-             : UploadedPart(etag, crc32c);
+  return UploadedPart(response.Header("etag"), crc32c);
 }
 
 Status S3Client::EndUpload(const std::string& name, const std::string& upload,
@@ -314,8 +330,8 @@ Status S3Client::EndUpload(const std::string& name, const std::string& upload,
   const std::string body = CompleteBody(*parts);
   call.method = "POST";
   call.body = AsByteSpan(body);
-  VARVE_ASSIGN_OR_RETURN(const HttpResponse response, Send(call));
-  return ParseCompleted(response.body).Annotate(call.Name());
+  call.read = ParseCompleted;
+  return Send(call).status();
 }
 
 }  // namespace varve::s3

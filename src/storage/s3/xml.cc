@@ -14,7 +14,7 @@ namespace varve::s3 {
 namespace {
 
 /// Parses a document and returns its root, whose name is `name`; rclone's server leaves out the
-/// "Result" at its end. Errors: DataLoss.
+/// "Result" at its end. Errors: Unavailable.
 Result<pugi::xml_node> Root(pugi::xml_document& document, std::string_view body,
                             std::string_view name) {
   const auto parsed = document.load_buffer(body.data(), body.size(), pugi::parse_default);
@@ -24,14 +24,14 @@ Result<pugi::xml_node> Root(pugi::xml_document& document, std::string_view body,
       root.name() == name ||
       (name.ends_with(kResult) && root.name() == name.substr(0, name.size() - kResult.size()));
   if (!parsed || !named) {
-    return DataLoss("the server's answer is no " + std::string(name) + " but \"" +
-                    Printable(body.substr(0, 100)) + "\"");
+    return Unavailable("the server's answer is no " + std::string(name) + " but \"" +
+                       Printable(body.substr(0, 100)) + "\"");
   }
   return root;
 }
 
 Status Missing(std::string_view what) {
-  return DataLoss("the server's answer has no " + std::string(what));
+  return Unavailable("the server's answer has no " + std::string(what));
 }
 
 /// Returns the text of a child, decoded where `root` says that the server has encoded it.

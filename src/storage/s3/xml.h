@@ -1,6 +1,6 @@
 /// The few XML documents that S3 servers answer with. Untrusted: sizes are bounded by the HTTP
 /// layer, entities of a document's own are not known, and what is missing or of another type is
-/// DataLoss. Pure.
+/// Unavailable. Pure.
 #pragma once
 
 #include <cstdint>
@@ -43,19 +43,19 @@ struct TemporaryKeys {
 };
 
 /// Returns the keys in an answer of STS to AssumeRole or AssumeRoleWithWebIdentity. Errors:
-/// DataLoss.
+/// Unavailable.
 Result<TemporaryKeys> ParseAssumedRole(std::string_view body);
 
 /// Returns the Unix time of "2026-11-24T01:02:03.456Z" in ns; 0 for what is no such time.
 std::int64_t ParseTime(const std::string& text);
 
-/// Keys were asked for in the encoding "url". Errors: DataLoss.
+/// Keys were asked for in the encoding "url". Errors: Unavailable.
 Result<ListPage> ParseListPage(std::string_view body);
 
-/// Returns the upload id of InitiateMultipartUploadResult. Errors: DataLoss.
+/// Returns the upload id of InitiateMultipartUploadResult. Errors: Unavailable.
 Result<std::string> ParseUploadId(std::string_view body);
 
-/// Checks that a body is CompleteMultipartUploadResult. Errors: DataLoss.
+/// Checks that a body is CompleteMultipartUploadResult. Errors: Unavailable.
 Status ParseCompleted(std::string_view body);
 
 struct OpenUpload {
@@ -80,7 +80,7 @@ struct UndeletedObject {
   std::string message;
 };
 
-/// Returns what DeleteObjects could not delete. Errors: DataLoss.
+/// Returns what DeleteObjects could not delete. Errors: Unavailable.
 Result<std::vector<UndeletedObject>> ParseDeleteResult(std::string_view body);
 
 /// Returns the body of DeleteObjects.

@@ -34,13 +34,13 @@ TEST(S3Xml, AnUploadIdMayComeWithoutTheWordResult) {
   EXPECT_FALSE(ParseUploadId("<Other><UploadId>u</UploadId></Other>").ok());
 }
 
-TEST(S3Xml, WhatIsNoListingIsDataLoss) {
+TEST(S3Xml, WhatIsNoListingIsNoAnswer) {
   for (const char* body :
        {"", "<", "<html>proxy</html>", "<ListBucketResult>",
         "<ListBucketResult><Contents><Key>k</Key></Contents></ListBucketResult>",
         "<ListBucketResult><Contents><Key>k</Key><Size>-1</Size></Contents></ListBucketResult>",
         "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"}) {
-    EXPECT_EQ(ParseListPage(body).status().code(), StatusCode::kDataLoss) << body;
+    EXPECT_EQ(ParseListPage(body).status().code(), StatusCode::kUnavailable) << body;
   }
 }
 
