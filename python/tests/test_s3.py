@@ -267,6 +267,36 @@ def test_a_step_that_vanishes_while_it_is_listed_is_not_there(bucket: Any) -> No
     assert failures == []
 
 
+@pytest.mark.parametrize("file_format", ["varve", "dcp"])
+@pytest.mark.parametrize("end", ["overwrite", "remove"])
+def test_a_reader_learns_that_its_checkpoint_was_replaced(
+    bucket: Any, file_format: str, end: str
+) -> None:
+    path = f"s3://{bucket.name}/run/step-1"
+    varve.torch.save(small_state(1), path, format=file_format)
+    reader = varve.open(path)
+    assert reader["model.w"][0, 0] == 1
+    if end == "overwrite":
+        varve.torch.save(small_state(2), path, format=file_format, overwrite=True)
+    else:
+        varve.remove(path)
+    with pytest.raises(
+        varve.PreconditionError, match="was overwritten by another save, or removed"
+    ):
+        reader["model.w"][1, 0]
+
+
+def test_an_object_that_is_gone_beneath_a_reader_is_damage(bucket: Any) -> None:
+    path = f"s3://{bucket.name}/run/step-1"
+    varve.torch.save(small_state(1), path)
+    reader = varve.open(path)
+    assert reader["model.w"][0, 0] == 1
+    [data] = [key for key in keys_in(bucket) if key.endswith(".safetensors")]
+    bucket.Object(data).delete()
+    with pytest.raises(varve.CorruptCheckpointError, match="NoSuchKey"):
+        reader["model.w"][1, 0]
+
+
 def test_a_bucket_that_is_not_there_is_no_missing_checkpoint(bucket: Any) -> None:
     run_path = "s3://varve-nowhere/run"
     for call in (varve.torch.read, varve.list_checkpoints, varve.verify, varve.steps):

@@ -234,11 +234,17 @@ bool WasReplaced(Storage& storage, const OpenedIndex& index) {
 }
 
 Status UnlessReplaced(const Status& read, Storage& storage, const OpenedIndex& index) {
-  return read.code() == StatusCode::kDataLoss && WasReplaced(storage, index)
-             ? FailedPrecondition(index.home() +
-                                  " was overwritten by another save, or removed, while it was "
-                                  "being read; open it again")
-             : CopyOf(read);
+  // In an object store a reader that has a file open still finds nothing once it is removed.
+  const bool is_gone = read.code() == StatusCode::kNotFound;
+  if (!is_gone && read.code() != StatusCode::kDataLoss) {
+    return CopyOf(read);
+  }
+  if (WasReplaced(storage, index)) {
+    return FailedPrecondition(index.home() +
+                              " was overwritten by another save, or removed, while it was being "
+                              "read; open it again");
+  }
+  return is_gone ? DataLoss(read.message()).With(read.details()) : CopyOf(read);
 }
 
 namespace {

@@ -28,7 +28,8 @@ Result<OpenedIndex> OpenWanted(Storage& storage, const std::string& path,
 /// tells, as far as it has checksums, shapes or sizes that differ.
 bool WasReplaced(Storage& storage, const OpenedIndex& index);
 
-/// Returns the status of a read; FailedPrecondition in place of damage where WasReplaced.
+/// Returns the status of a read; FailedPrecondition in place of damage where WasReplaced. A file that
+/// is not there is damage.
 Status UnlessReplaced(const Status& read, Storage& storage, const OpenedIndex& index);
 
 /// Opens the checkpoint of a record, which is in the directory `path`, or is `path` where it was

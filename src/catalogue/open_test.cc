@@ -220,9 +220,13 @@ TEST(WasReplaced, TellsAnOverwriteFromDamageInOtherFormats) {
     const std::string file = JoinPath(first->directory, first->metadata.files[0].name);
     ASSERT_TRUE(IsOk(Damage(storage, file)));
     EXPECT_FALSE(WasReplaced(storage, *first)) << "damage stays damage";
+    EXPECT_TRUE(FailsWith(UnlessReplaced(NotFound("no such object"), storage, *first),
+                          StatusCode::kDataLoss, {"no such object"}));
     ASSERT_TRUE(IsOk(SaveOne(storage, kPath, 2, options)));
     EXPECT_TRUE(WasReplaced(storage, *first));
     EXPECT_TRUE(FailsWith(UnlessReplaced(DataLoss("checksum mismatch"), storage, *first),
+                          StatusCode::kFailedPrecondition, {"was overwritten", "open it again"}));
+    EXPECT_TRUE(FailsWith(UnlessReplaced(NotFound("no such object"), storage, *first),
                           StatusCode::kFailedPrecondition, {"was overwritten", "open it again"}));
     EXPECT_TRUE(FailsWith(UnlessReplaced(Unavailable("a server"), storage, *first),
                           StatusCode::kUnavailable));

@@ -305,9 +305,10 @@ class Uploading {
         VARVE_RETURN_IF_ERROR(MakeDirectories(storage_, ParentPath(file.to)));
       }
       if (const Status copied = CopyFile(storage_, file, terms); !copied.ok()) {
-        // The file may by now be another save's.
-        return copied.code() == StatusCode::kDataLoss && source_.index &&
-                       WasReplaced(storage_, *source_.index)
+        // The file may by now be another save's, or gone.
+        const bool is_other =
+            copied.code() == StatusCode::kDataLoss || copied.code() == StatusCode::kNotFound;
+        return is_other && source_.index && WasReplaced(storage_, *source_.index)
                    ? FailedPrecondition(from_ +
                                         " was replaced by another save, or removed, while it was "
                                         "uploaded")
