@@ -216,6 +216,7 @@ class Raises(MemoryStore):
         (OSError(errno.ENOSPC, "full"), varve.OutOfSpaceError, errno.ENOSPC),
         (OSError(errno.EIO, "cable"), varve.UnavailableError, errno.EIO),
         (TimeoutError("slow"), varve.UnavailableError, None),
+        (FileNotFoundError("no bucket"), varve.UnavailableError, None),
         (NotImplementedError("never"), varve.UnsupportedError, None),
         (MemoryError(), varve.OutOfSpaceError, None),
         (KeyError("a mistake"), varve.UnavailableError, None),
@@ -484,9 +485,10 @@ def test_parts_that_find_no_room_name_the_directory(tmp_path: Path) -> None:
 
     from varve.storage.obstore import ObstoreStore
 
+    state = {"w": np.zeros(4 << 20)}
     varve.register_storage("lab", ObstoreStore(Memory(), spool=tmp_path / "not-there"))
     try:
-        with pytest.raises(varve.CheckpointNotFoundError, match="not-there"):
-            varve.save({"w": np.zeros(4 << 20)}, "lab://b/x")
+        with pytest.raises(varve.UnavailableError, match="not-there"):
+            varve.save(state, "lab://b/x")
     finally:
         varve.unregister_storage("lab")

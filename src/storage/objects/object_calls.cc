@@ -34,6 +34,14 @@ auto Try(const std::string& action, const std::string& path, const Call& call) -
              : std::move(result).Annotate(action + path);
 }
 
+/// Returns the status of a write. It finds no absence of a checkpoint, on which a job would begin
+/// anew: what was not there is the bucket, or the upload.
+Status OfWrite(Status written) {
+  return written.code() == StatusCode::kNotFound
+             ? Unavailable(written.message()).With(written.details())
+             : std::move(written);
+}
+
 /// Returns why an entry cannot be in the list of `prefix`; empty where it can.
 std::string WhyMisplaced(const StoreEntry& object, const std::string& prefix, bool unfinished) {
   const std::string quoted = "\"" + object.name + "\"";
@@ -150,8 +158,8 @@ Result<std::vector<std::string>> ObjectCalls::ListAll(const std::string& prefix)
 
 Status ObjectCalls::Put(const std::string& name, std::span<const std::byte> data,
                         bool if_absent) const {
-  return Try(if_absent ? "write, if absent, " : "write ", PathOf(name),
-             [&] { return store_->Put(name, data, if_absent); });
+  return OfWrite(Try(if_absent ? "write, if absent, " : "write ", PathOf(name),
+                     [&] { return store_->Put(name, data, if_absent); }));
 }
 
 Status ObjectCalls::Remove(const std::vector<std::string>& names) const {
@@ -165,18 +173,20 @@ Status ObjectCalls::Remove(const std::vector<std::string>& names) const {
 Result<std::string> ObjectCalls::StartUpload(const std::string& name, std::uint64_t part_bytes,
                                              const std::string& mark) const {
   const std::string action = "begin the upload of ";
-  VARVE_ASSIGN_OR_RETURN(std::string id, Try(action, PathOf(name), [&] {
-                           return store_->StartMarkedUpload(name, part_bytes, mark);
-                         }));
-  return id.empty() ? Result<std::string>(FailedPrecondition(action + PathOf(name) +
-                                                             ": the store returns an empty id"))
-                    : std::move(id);
+  auto id =
+      Try(action, PathOf(name), [&] { return store_->StartMarkedUpload(name, part_bytes, mark); });
+  if (!id.ok()) {
+    return OfWrite(id.status());
+  }
+  return id->empty() ? FailedPrecondition(action + PathOf(name) + ": the store returns an empty id")
+                     : std::move(id);
 }
 
 Result<std::string> ObjectCalls::UploadPart(const std::string& name, const std::string& upload,
                                             int number, std::span<const std::byte> data) const {
-  return Try("upload part " + std::to_string(number) + " of ", PathOf(name),
-             [&] { return store_->UploadPart(name, upload, number, data); });
+  auto part = Try("upload part " + std::to_string(number) + " of ", PathOf(name),
+                  [&] { return store_->UploadPart(name, upload, number, data); });
+  return part.ok() ? std::move(part) : OfWrite(part.status());
 }
 
 Status ObjectCalls::EndUpload(const std::string& name, const std::string& upload,

@@ -313,8 +313,7 @@ Status ObjectStorage::Outcome(const std::string& name, Status written, const Res
   }
   switch (written.code()) {
     case StatusCode::kCancelled:
-    case StatusCode::kUnimplemented:
-    case StatusCode::kNotFound: return written;
+    case StatusCode::kUnimplemented: return written;
     case StatusCode::kInvalidArgument:
     case StatusCode::kOutOfSpace:
     case StatusCode::kFailedPrecondition:

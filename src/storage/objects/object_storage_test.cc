@@ -109,6 +109,18 @@ TEST_F(RegisteredStores, TakeSchemesThatNobodyElseServes) {
   EXPECT_EQ(content, "text");
 }
 
+TEST_F(RegisteredStores, FindNoAbsenceInAWrite) {
+  const auto store = std::make_shared<UnwillingStore>(store_);
+  ObjectStorage storage("mem", store, {});
+  ASSERT_TRUE(Writes(storage).Prepare("mem://b").ok());
+  store->refuses_put = NotFound("no such bucket");
+  for (const Status& status : {Writes(storage).WriteIfAbsent("mem://b/x", "text"),
+                               Writes(storage).Replace("mem://b/x", "text"),
+                               WriteWholeFile(storage, "mem://b/x", "text")}) {
+    EXPECT_TRUE(FailsWith(status, StatusCode::kUnavailable, {"mem://b/x", "no such bucket"}));
+  }
+}
+
 TEST_F(RegisteredStores, AFileThatIsGivenUpLeavesNothing) {
   const auto storage = Make({.part_bytes = std::uint64_t{1} << 20});
   {
