@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
 from pathlib import Path
@@ -15,7 +16,7 @@ import programs
 import pytest
 import torch
 from buckets import fetch, keys_in
-from command_line import command
+from command_line import VARVE, command
 from ranks import process_of, run_ranks
 from s3_jobs import die_in_a_save, load_ranks, save_asynchronously, save_ranks
 
@@ -295,6 +296,33 @@ def test_an_object_that_is_gone_beneath_a_reader_is_damage(bucket: Any) -> None:
     bucket.Object(data).delete()
     with pytest.raises(varve.CorruptCheckpointError, match="NoSuchKey"):
         reader["model.w"][1, 0]
+
+
+def test_limits_of_a_node_without_room_in_shared_memory_are_an_error_that_says_so(
+    bucket: Any,
+) -> None:
+    full = "mount -t tmpfs -o size=64k none /dev/shm && { cat /dev/zero > /dev/shm/full; "
+    if subprocess.run(["unshare", "-m", "sh", "-c", f"{full} :; }}"], check=False).returncode != 0:
+        pytest.skip("needs root and mount namespaces")
+    ended = subprocess.run(
+        [
+            "unshare",
+            "-m",
+            "sh",
+            "-c",
+            f'{full} exec "$@"; }}',
+            "sh",
+            VARVE,
+            "ls",
+            f"s3://{bucket.name}",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "VARVE_S3_MAX_BANDWIDTH_PER_NODE": "1000000000"},
+    )
+    assert ended.returncode == 2, ended
+    assert "No space left" in ended.stderr and "VARVE_S3_MAX_BANDWIDTH_PER_NODE" in ended.stderr
 
 
 def test_a_bucket_that_is_not_there_is_no_missing_checkpoint(bucket: Any) -> None:

@@ -38,8 +38,8 @@ Status NodePace::Open() {
   constexpr int kMode = 0600;
   const auto refused = [&](int error) {
     return FailedPrecondition("use " + file_ + ": " + std::strerror(error) +
-                              "; VARVE_S3_MAX_BANDWIDTH_PER_NODE needs this file: remove it, or do "
-                              "not set the limit");
+                              "; VARVE_S3_MAX_BANDWIDTH_PER_NODE needs this file: remove it, make "
+                              "room, or do not set the limit");
   };
   const FileDescriptor file(
       ::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, kMode));
@@ -50,9 +50,9 @@ Status NodePace::Open() {
   if (!S_ISREG(status.st_mode) || status.st_uid != ::geteuid()) {
     return refused(EPERM);
   }
-  if (std::cmp_less(status.st_size, sizeof(*next_start_)) &&
-      ::ftruncate(file.get(), sizeof(*next_start_)) != 0) {
-    return refused(errno);
+  // With its memory: a page for which there is no room would end the process by SIGBUS.
+  if (const int error = ::posix_fallocate(file.get(), 0, sizeof(*next_start_)); error != 0) {
+    return refused(error);
   }
   void* const memory =
       ::mmap(nullptr, sizeof(*next_start_), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
