@@ -17,6 +17,7 @@ import programs
 import pytest
 import torch
 from command_line import command
+from disks import mounted
 from ranks import run_ranks
 from storage_jobs import load_ranks, save_ranks
 from storage_stores import MemoryStore, Overwrites, sqlite_store
@@ -490,5 +491,9 @@ def test_parts_that_find_no_room_name_the_directory(tmp_path: Path) -> None:
     try:
         with pytest.raises(varve.UnavailableError, match="not-there"):
             varve.save(state, "lab://b/x")
+        with mounted("tmpfs", "size=1m", tmp_path / "small") as small:
+            varve.register_storage("lab", ObstoreStore(Memory(), spool=small), replace=True)
+            with pytest.raises(varve.OutOfSpaceError, match=f"in {small}, where parts"):
+                varve.save(state, "lab://b/x")
     finally:
         varve.unregister_storage("lab")

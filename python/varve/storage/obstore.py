@@ -123,7 +123,8 @@ class ObstoreStore(ObjectStore):
 
     def start_upload(self, name: str, part_bytes: int) -> str:
         """See ObjectStore."""
-        upload = _Upload(part_bytes, tempfile.TemporaryFile(dir=self._spool))  # noqa: SIM115
+        spool = os.fspath(self._spool or tempfile.gettempdir())
+        upload = _Upload(part_bytes, spool, tempfile.TemporaryFile(dir=spool))  # noqa: SIM115
         with self._lock:
             self._begun += 1
             number = f"{os.getpid()}-{self._begun}"
@@ -194,9 +195,10 @@ class _Opener:
 class _Upload:
     """The parts of a file until it is whole."""
 
-    def __init__(self, part_bytes: int, file: IO[bytes]) -> None:
+    def __init__(self, part_bytes: int, spool: str, file: IO[bytes]) -> None:
         self.part_bytes = part_bytes
         self.file = file
+        self._spool = spool
         self._sizes: dict[int, int] = {}  # Of the parts, as they were written last.
 
     def write(self, number: int, data: memoryview) -> None:
@@ -208,7 +210,7 @@ class _Upload:
                 written = os.pwrite(self.file.fileno(), data, at)
                 data, at = data[written:], at + written
         except OSError as error:
-            text = f"{error.strerror} in {tempfile.gettempdir()}, where parts are gathered (TMPDIR)"
+            text = f"{error.strerror} in {self._spool}, where parts are gathered (spool, or TMPDIR)"
             raise OSError(error.errno, text) from error
 
     def end(self, parts: int) -> None:
