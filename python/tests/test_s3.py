@@ -325,6 +325,18 @@ def test_limits_of_a_node_without_room_in_shared_memory_are_an_error_that_says_s
     assert "No space left" in ended.stderr and "VARVE_S3_MAX_BANDWIDTH_PER_NODE" in ended.stderr
 
 
+def test_a_bucket_is_no_directory_of_the_disk(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    varve.torch.save(small_state(), tmp_path / "s3:" / bucket.name)
+    varve.torch.save(small_state(), f"s3://{bucket.name}/step-1")
+    told = command("rm", f"s3://{bucket.name}", code=2)
+    assert f"remove s3://{bucket.name}: it is not a checkpoint; nothing was removed" in told
+    assert varve.verify(tmp_path / "s3:" / bucket.name) == []
+    assert varve.verify(f"s3://{bucket.name}/step-1") == []
+
+
 def test_a_bucket_that_is_not_there_is_no_missing_checkpoint(bucket: Any) -> None:
     run_path = "s3://varve-nowhere/run"
     for call in (varve.torch.read, varve.list_checkpoints, varve.verify, varve.steps):

@@ -21,6 +21,7 @@
 #include <set>
 
 #include "base/stop.h"
+#include "catalogue/family.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
@@ -99,7 +100,9 @@ Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& te
     path.pop_back();  // With it a link would be its target.
   }
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path).Annotate("remove"));
-  path = JoinPath(WithoutParentNames(storage, ParentPath(path)), BaseName(path));
+  if (!IsRemote(storage, path)) {  // The parent of "s3://bucket" would be a name of the disk.
+    path = JoinPath(WithoutParentNames(storage, ParentPath(path)), BaseName(path));
+  }
   if (SymbolicLinks* const links = storage.extras().symbolic_links;
       links != nullptr && links->ReadLink(path).ok()) {
     if (!HoldsCheckpoint(storage, path)) {
