@@ -208,3 +208,25 @@ def test_moments_of_a_wrapped_parameter_are_what_zeros_like_makes(tmp_path: Path
         moment = made.state_dict()["state"][0]["exp_avg"]
         assert type(moment) is TwoTensor
         assert moment.b.tolist() == pytest.approx([0.2, 0.2])
+
+
+@pytest.mark.parametrize(("wanted", "steps"), [("AdamW", 0), ("AdamW", 1), ("AdamW8bit", 0)])
+def test_a_dict_of_inner_tensors_is_no_moment(wanted: str, steps: int, tmp_path: Path) -> None:
+    """A file of torch.save has it so where the state that was converted was wrapped."""
+    path, _ = saved("AdamW8bit", tmp_path)
+    varve.convert(path, tmp_path / "c.pt", "torch")
+    _, optimizer = trained(wanted, steps)
+    about = rf"optim\.state\.0\.exp_avg \(stored a dict, wanted {STATES[wanted]}.*\)"
+    with pytest.raises(varve.InvalidArgumentError, match=about) as told:
+        varve.torch.load({"optim": optimizer}, tmp_path / "c.pt", keys=["optim.state"])
+    assert ("let it take a step before the load" in str(told.value)) == (wanted == "AdamW8bit")
+    assert len(optimizer.state) == (2 if steps else 0)
+
+
+def test_a_moment_that_is_there_takes_its_inner_tensors_from_a_dict(tmp_path: Path) -> None:
+    path, state = saved("AdamW8bit", tmp_path)
+    varve.convert(path, tmp_path / "c.pt", "torch")
+    _, optimizer = trained("AdamW8bit", 1)
+    varve.torch.load({"optim": optimizer}, tmp_path / "c.pt")
+    moment = optimizer.state_dict()["state"][0]["exp_avg"]
+    assert torch.equal(moment.codes, state["state"][0]["exp_avg"].codes)

@@ -22,6 +22,7 @@ from varve.torch import _wrapped
 from varve.torch._shards import NUMBERS, PLAIN, dtensor_around, is_dtensor, is_shard
 
 _PLAIN = "a plain tensor"
+_DICT = "a dict"
 
 
 class FirstStates:
@@ -51,6 +52,7 @@ class FirstStates:
         self._low_bit = _low_bit(optimizer) if self._author == "torchao" else ""
         self._unknown: set[str] = set()
         self._kept_plain: list[str] = []
+        self._dicts = False
 
     def plan(self, entry: Entry, present: Any) -> None:
         """Notes in an entry what of it the optimizer would not have made, and what makes its tensors.
@@ -63,7 +65,11 @@ class FirstStates:
         for key, leaf in _tensors(entry.stored):
             name = f"{entry.name}.{key}"
             here = _kind(there[key]) if isinstance(there.get(key), torch.Tensor) else ""
-            if type(leaf) is not Wrapped:
+            if type(leaf) is not Wrapped and isinstance(leaf, Mapping):
+                stored, wanted = _DICT, self._instead_of_dict(entry.parameter, here)
+                if not wanted:
+                    continue
+            elif type(leaf) is not Wrapped:
                 stored = _PLAIN
                 wanted = "" if here == stored else self._instead_of_plain(entry, key, name, here)
             elif here == leaf.kind or (self._cast and _casts(there.get(key), leaf)):
@@ -100,6 +106,11 @@ class FirstStates:
     def remedy(self) -> str:
         """Returns what to do where the state of another optimizer is stored."""
         kind = type(self._optimizer).__name__
+        if self._dicts and self._low_bit:
+            return (
+                f"{self._which} ({kind}) makes the tensors that the stored dicts may be the inner ones of: "
+                "let it take a step before the load, which then fills those that are there"
+            )
         return (
             f"{self._which} ({kind}) would go on with the state of another optimizer, which no option "
             "converts. Load it into one of the class that was saved; or take the state with read(), make its "
@@ -130,6 +141,14 @@ class FirstStates:
             )
         self._unknown.add(stored)
         return ""
+
+    def _instead_of_dict(self, parameter: Any, here: str) -> str:
+        """Returns what the optimizer has or makes where a dict of tensors is stored; "" where one may do."""
+        if here and here != _PLAIN:
+            return ""  # The dict may have its inner tensors, as formats have that know no classes.
+        wanted = here or self._low_bit or self._of_torch(parameter) or ""
+        self._dicts = self._dicts or bool(wanted)
+        return wanted
 
     def _instead_of_plain(self, entry: Entry, key: Any, name: str, here: str) -> str:
         """Returns what the optimizer makes where a plain tensor is stored; "" for a plain one."""
@@ -198,10 +217,10 @@ class FirstStates:
 
 
 def _tensors(stored: Any) -> Iterator[tuple[Any, Any]]:
-    """The stored tensors of a parameter's state that have keys of their own."""
+    """Yields the tensors of a stored state of a parameter that have keys of their own, and its dicts."""
     if isinstance(stored, Mapping) and type(stored) is not Wrapped:
         for key, leaf in stored.items():
-            if isinstance(leaf, (TensorLeaf, Wrapped)):
+            if isinstance(leaf, (TensorLeaf, Mapping)):
                 yield key, leaf
 
 
@@ -225,7 +244,7 @@ def _casts(tensor: Any, stored: Wrapped) -> bool:
 
 
 def _a(kind: str) -> str:
-    return kind if kind == _PLAIN else f"a {kind}"
+    return kind if kind in (_PLAIN, _DICT) else f"a {kind}"
 
 
 def _low_bit(optimizer: Any) -> str:
