@@ -72,6 +72,9 @@ struct ConvertReport {
   /// Names under which the ranks that saved the source held different values. The target has the
   /// lowest rank's.
   std::vector<std::string> merged{};
+  /// Classes that the target does not keep, each with its number of entries and the first of them.
+  /// Of a tensor that is made of others it has these, of an object its plain value.
+  std::vector<std::string> classes_left_out{};
   std::vector<std::string> files;    ///< Side files that were copied.
   std::uint64_t files_left_out = 0;  ///< Side files, which a single file cannot hold.
 };

@@ -21,6 +21,9 @@ Attributes:
     objects_left_out: Number of plain values that the format cannot hold.
     merged: Names under which the ranks that saved the source held different values. The target has
         the lowest rank's.
+    classes_left_out: Classes that the target does not keep, each with its number of entries and the
+        first of them. It has the inner tensors of a tensor that is made of others, and the plain
+        value of an object.
     left_out: Entries of the top level that are not part of the model, each with its counts.
     files: Names of the side files that were copied.
     files_left_out: Number of side files that the target, a single file, cannot hold.
@@ -92,6 +95,7 @@ void BindConvert(nb::module_& module) {
       .Field("skipped", &ConvertReport::skipped)
       .Field("objects_left_out", &ConvertReport::objects_left_out)
       .Field("merged", &ConvertReport::merged)
+      .Field("classes_left_out", &ConvertReport::classes_left_out)
       .Field("left_out", &ConvertReport::left_out)
       .Field("files", &ConvertReport::files)
       .Field("files_left_out", &ConvertReport::files_left_out)

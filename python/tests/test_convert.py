@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import subprocess
 import sys
 import zipfile
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,23 @@ def test_torch_load_opens_what_convert_writes(tmp_path: Path) -> None:
     assert_same(varve.torch.read(tmp_path / "whole.pt"), state())
     with zipfile.ZipFile(tmp_path / "whole.pt") as archive:
         assert archive.testzip() is None, "checksums are those of the bytes"
+
+
+def test_classes_that_a_target_does_not_keep_are_in_the_report(tmp_path: Path) -> None:
+    state = {"w": torch.eye(3).to_sparse(), "seen": collections.deque([1]), "lr": Decimal("0.1")}
+    varve.torch.save(state, tmp_path / "source")
+    reports = {
+        to: varve.convert(tmp_path / "source", tmp_path / to, to).classes_left_out
+        for to in ("varve", "dcp", "torch", "hf")
+    }
+    sparse = 'torch.sparse_coo of 1 entry, "w"'
+    deque, decimal = 'collections.deque of 1 entry, "seen"', 'decimal.Decimal of 1 entry, "lr"'
+    assert reports == {
+        "varve": [],
+        "dcp": [],
+        "torch": [deque, decimal, sparse],
+        "hf": [sparse],
+    }
 
 
 def test_weights_alone_load_without_running_a_pickle(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ Status SelectTensors(CheckpointReader& reader, const ConvertOptions& options, co
 }
 
 Status SelectObjects(CheckpointReader& reader, const ConvertOptions& options, const Names& wanted,
-                     std::set<std::string>* names, Selection* selection) {
+                     std::set<std::string>* names, Selection* selection, LeftOutClasses* classes) {
   std::vector<std::string> chosen;
   const auto several = reader.metadata().SeveralValues();
   for (const ObjectMetadata& object : reader.metadata().objects) {
@@ -197,6 +197,7 @@ Result<ConvertReport> Write(CheckpointReader& reader, const Selection& selection
     case ConvertTarget::kDcp: return ConvertBySaving(reader, selection, target, options, storage);
     case ConvertTarget::kSafetensors:
       return ConvertToSafetensors(reader, selection, target, options, storage);
+    classes->AddValue(values[i], chosen[i]);
     case ConvertTarget::kHf: return ConvertToHf(reader, selection, target, options, storage);
     case ConvertTarget::kTorch: return ConvertToTorch(reader, selection, target, options, storage);
   }
@@ -246,14 +247,22 @@ Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& asked) 
   const Names wanted(options, selection.model);
   std::set<std::string> names;
   VARVE_RETURN_IF_ERROR(SelectTensors(reader, options, wanted, &names, &selection));
-  VARVE_RETURN_IF_ERROR(SelectObjects(reader, options, wanted, &names, &selection));
+  LeftOutClasses classes(options.to == ConvertTarget::kTorch);
+  VARVE_RETURN_IF_ERROR(SelectObjects(reader, options, wanted, &names, &selection, &classes));
   if (names.empty()) {
     return NotFound("nothing in the checkpoint is selected");
   }
   const bool keeps_names = options.part.empty() ? options.rename.empty() : asked.rename.empty();
-  if (structure.kind != ValueKind::kNone && keeps_names && Prune(wanted, "", true, &structure)) {
+  if (structure.kind != ValueKind::kNone && Prune(wanted, "", true, &structure)) {
     const Value* const part = PartOf(structure, options.part);
-    selection.structure = part == nullptr ? "" : EncodeValue(*part);
+    if (keeps_names && part != nullptr) {
+      selection.structure = EncodeValue(*part);
+    }
+    const bool keeps_classes =
+        options.to == ConvertTarget::kVarve || options.to == ConvertTarget::kDcp;
+    if (!keeps_classes || !keeps_names) {
+      classes.AddStructure(structure, "", true);
+    }
   }
   return selection;
 }
@@ -271,6 +280,7 @@ SelectedStream::SelectedStream(CheckpointReader& reader,
             }
             return items;
           }(),
+  selection.classes_left_out = classes.Describe();
           options.memory_budget, options.stop),
       progress_(options.progress),
       total_bytes_(total_bytes) {}
@@ -349,6 +359,7 @@ Result<ExportReport> ExportSafetensors(const std::string& path, const std::strin
   ConvertOptions convert;
   convert.to = ConvertTarget::kSafetensors;
   convert.include = options.include;
+    report->classes_left_out = std::move(selection->classes_left_out);
   convert.overwrite = options.overwrite;
   convert.progress = options.progress;
   convert.stop = options.stop;

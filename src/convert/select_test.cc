@@ -56,6 +56,20 @@ Names NamesOf(const Selection& selection) {
   return names;
 }
 
+/// Returns {"w": a wrapped tensor of "i", "box": a dict of a class, with an enum's member}.
+SmallState WithClasses() {
+  const Value member = Make(ValueKind::kNamed, "my:Colour", {Value::Str("enum"), Value::Int(1)});
+  return std::move(
+      SmallState()
+          .Floats("w.i", {1})
+          .Object("box.of", List({member, member}))
+          .Structure(
+              Dict({Value::Str("w"),
+                    Make(ValueKind::kWrapped, "ao:Int8", {Value::Str("i"), TensorLeaf()}),
+                    Value::Str("box"),
+                    Make(ValueKind::kNamedDict, "my:Box", {Value::Str("of"), ObjectLeaf()})})));
+}
+
 Names SelectedNames(const ConvertOptions& options) {
   const auto selection = SelectFrom(Training(), options);
   EXPECT_TRUE(IsOk(selection));
@@ -185,6 +199,25 @@ TEST(Select, LeavesOutTheOptimizerWhereNoEntryIsCalledAModel) {
                  {.to = ConvertTarget::kHf});
   ASSERT_TRUE(IsOk(selection));
   EXPECT_EQ(NamesOf(*selection), Names{"net.w"});
+}
+
+TEST(Select, NamesTheClassesThatATargetDoesNotKeep) {
+  const auto classes = [](const ConvertOptions& options) {
+    const auto selection = SelectFrom(WithClasses(), options);
+    EXPECT_TRUE(IsOk(selection));
+    return selection.ok() ? selection->classes_left_out : Names();
+  };
+  const Names wrapped{R"(ao.Int8 of 1 entry, "w")"};
+  EXPECT_EQ(classes({.to = ConvertTarget::kTorch}),
+            (Names{wrapped[0], R"(my.Box of 1 entry, "box")",
+                   R"(my.Colour of 2 entries, the first is "box.of")"}));
+  EXPECT_EQ(classes({.to = ConvertTarget::kSafetensors}), wrapped);
+  EXPECT_EQ(classes({.to = ConvertTarget::kHf}), wrapped);
+  for (const ConvertTarget to : {ConvertTarget::kVarve, ConvertTarget::kDcp}) {
+    EXPECT_EQ(classes({.to = to}), Names());
+    EXPECT_EQ(classes({.to = to, .rename = {{"w.", "v."}}}), wrapped)
+        << "renamed entries have no containers";
+  }
 }
 
 }  // namespace

@@ -236,6 +236,9 @@ class TorchDirectory {
       report->object_count += file.object_count;
       report->merged.insert(report->merged.end(), selections[i].merged.begin(),
                             selections[i].merged.end());
+      report->classes_left_out.insert(report->classes_left_out.end(),
+                                      selections[i].classes_left_out.begin(),
+                                      selections[i].classes_left_out.end());
     }
     return Status::Ok();
   }

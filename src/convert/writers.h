@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -27,12 +28,38 @@ struct SelectedObject {
   std::string encoded;
 };
 
+/// Collects the classes that a target does not keep: of a tensor that is made of others it has
+/// these, of an object its plain value.
+class LeftOutClasses {
+ public:
+  /// `plain_values`: the target has plain values, and no class of theirs.
+  explicit LeftOutClasses(bool plain_values) : plain_values_(plain_values) {}
+
+  /// Adds the classes in a structure, or in what lies at `name` of one.
+  void AddStructure(const Value& structure, const std::string& name, bool root);
+  void AddValue(const Value& value, const std::string& name);
+
+  /// Returns a line for each class: `pkg.Class of 2 entries, the first is "optim.a"`.
+  [[nodiscard]] std::vector<std::string> Describe() const;
+
+ private:
+  struct Noted {
+    std::uint64_t count = 0;
+    std::string first;
+  };
+  void Note(const Value& value, const std::string& name);
+
+  bool plain_values_;
+  std::map<std::string, Noted> by_class_;
+};
+
 struct Selection {
   std::vector<SelectedTensor> tensors;
   std::vector<SelectedObject> objects;
   std::string structure;            ///< Encoded; empty when names are flat.
   ModelPart model;                  ///< The part that was selected from.
   std::vector<std::string> merged;  ///< Names of the source that have several values.
+  std::vector<std::string> classes_left_out;
   [[nodiscard]] std::uint64_t tensor_bytes() const;
 };
 

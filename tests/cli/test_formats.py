@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,13 @@ def test_rm_takes_what_olmo_core_has_finished(run_json, folder):
     shutil.copytree(GOLDEN / "olmo" / "core-step10-fsdp2" / "step10", path)
     assert run_json("ls", folder)[0]["state"] == "whole"
     assert run_json("rm", path, "--dry-run")["others"] == []
+
+
+def test_convert_names_the_classes_that_a_file_of_torch_does_not_keep(run, folder):
+    varve.save({"w": np.ones(2), "seen": deque([1])}, folder / "a")
+    told = run("convert", folder / "a", folder / "b.pt", "--to", "torch")
+    line = 'left out the class collections.deque of 1 entry, "seen": '
+    assert line + "the target has inner tensors or plain values" in told.stdout
 
 
 def test_a_conversion_of_a_step_is_no_step_of_its_run(run, run_json, folder):

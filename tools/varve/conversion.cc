@@ -52,6 +52,7 @@ std::string AsJson(const Conversion& done) {
                  {"objects_left_out", report.objects_left_out},
                  {"left_out", report.left_out},
                  {"merged", report.merged},
+                 {"classes_left_out", report.classes_left_out},
                  {"files", report.files},
                  {"files_left_out", report.files_left_out}});
 }
@@ -74,6 +75,10 @@ std::string AsText(const Conversion& done) {
     const bool has_tensors = entry.find(" tensor") != std::string::npos;
     text += "left out " + Printable(entry) +
             (has_tensors ? "; `varve convert --everything` writes the tensors too\n" : "\n");
+  }
+  for (const std::string& entry : report.classes_left_out) {
+    text += "left out the class " + Printable(entry) +
+            ": the target has inner tensors or plain values\n";
   }
   if (report.files_left_out > 0) {
     text +=
