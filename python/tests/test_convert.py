@@ -120,6 +120,12 @@ def test_torch_load_opens_what_convert_writes(tmp_path: Path) -> None:
         assert archive.testzip() is None, "checksums are those of the bytes"
 
 
+def test_a_file_that_is_one_tensor_stays_one(tmp_path: Path) -> None:
+    torch.save(torch.arange(6.0), tmp_path / "a.pt")
+    varve.convert(tmp_path / "a.pt", tmp_path / "b.pt", "torch", dtype="bfloat16")
+    assert_same(torch.load(tmp_path / "b.pt"), torch.arange(6.0).to(torch.bfloat16))
+
+
 def test_classes_that_a_target_does_not_keep_are_in_the_report(tmp_path: Path) -> None:
     state = {"w": torch.eye(3).to_sparse(), "seen": collections.deque([1]), "lr": Decimal("0.1")}
     varve.torch.save(state, tmp_path / "source")

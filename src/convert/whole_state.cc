@@ -38,7 +38,7 @@ class StateFiller {
   }
 
  private:
-  /// Returns a dict of names, in their order.
+  /// Returns a dict of names, in their order, or the leaf that the state is, which has no name.
   Value Flat() {
     std::map<std::string_view, ValueKind> leaves;
     for (const auto& [fqn, number] : tensors_) {
@@ -46,6 +46,9 @@ class StateFiller {
     }
     for (const auto& [fqn, object] : objects_) {
       leaves[fqn] = ValueKind::kObjectLeaf;
+    }
+    if (leaves.size() == 1 && leaves.begin()->first.empty()) {
+      return {.kind = leaves.begin()->second};
     }
     Value state{.kind = ValueKind::kDict};
     for (const auto& [fqn, kind] : leaves) {
