@@ -188,19 +188,6 @@ Result<OpenedIndex> OpenSafetensorsFiles(const ListedFolder& folder) {
   return Opened(folder.path, std::move(*decoded));
 }
 
-/// Returns true when the header can be read and its tensors end where the file does.
-bool IsWholeSafetensors(const NamedFile& file) {
-  const auto header = ReadSafetensorsHeader(file);
-  if (!header.ok()) {
-    return false;
-  }
-  std::uint64_t end = 0;
-  for (const SafetensorsHeader::Tensor& tensor : header->tensors) {
-    end = std::max(end, tensor.end);
-  }
-  return end == file.size;
-}
-
 Result<std::vector<std::string>> NamesInHfIndex(Storage& storage, const std::string& path) {
   VARVE_ASSIGN_OR_RETURN(const std::string json, ReadWholeFile(storage, path, kMaxJsonBytes));
   VARVE_ASSIGN_OR_RETURN(const HfIndex index, DecodeIndexAt(path, json));
@@ -267,7 +254,7 @@ Result<std::string> FindRewrittenHfFile(Storage& storage, const std::string& dir
         continue;
       }
     }
-    if (IsWholeSafetensors(file)) {
+    if (DecodeSafetensors({file}).ok()) {
       return name;
     }
   }

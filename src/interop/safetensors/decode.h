@@ -40,8 +40,8 @@ struct SafetensorsHeader {
 Result<SafetensorsHeader> ReadSafetensorsHeader(const NamedFile& file);
 
 /// Decodes several files as one checkpoint. The shape of a tensor that is stored in parts is the
-/// box around them. Errors: as ReadSafetensorsHeader; DataLoss when files disagree about a dtype or
-/// parts overlap.
+/// box around them. Errors: as ReadSafetensorsHeader; DataLoss when a file goes on behind its last
+/// tensor, files disagree about a dtype or parts overlap.
 Result<Decoded> DecodeSafetensors(const std::vector<NamedFile>& files);
 
 /// `model.safetensors.index.json`: which file holds which tensor.

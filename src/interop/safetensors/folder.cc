@@ -31,6 +31,16 @@ Result<OpenedFile> OpenFile(const NamedFile& file) {
   OpenedFile opened;
   opened.file = &file;
   VARVE_ASSIGN_OR_RETURN(opened.header, ReadSafetensorsHeader(file));
+  std::uint64_t end = 0;
+  for (const SafetensorsHeader::Tensor& tensor : opened.header.tensors) {
+    end = std::max(end, tensor.end);
+  }
+  if (!opened.header.tensors.empty() && end != file.size) {
+    // The safetensors package refuses such a file, too.
+    return DataLoss(file.name + ": its tensors end at byte " + std::to_string(end) +
+                    ", and the file has " + std::to_string(file.size) +
+                    ": bytes were inserted or appended; copy it from its source again");
+  }
   opened.is_shard = std::any_of(
       opened.header.metadata.begin(), opened.header.metadata.end(), [](const auto& member) {
         return member.first == "DCP_SHARDING_INFO" && !member.second.empty();

@@ -218,6 +218,14 @@ TEST(SafetensorsFolder, ADamagedFileIsNamed) {
                         StatusCode::kDataLoss, {"b: "}));
 }
 
+TEST(SafetensorsFolder, AFileThatGoesOnBehindItsLastTensorIsRefused) {
+  const std::string good = SafetensorsOf("{" + Entry("w", "U8", "[4]", "[0,4]") + "}", 4);
+  const std::string size = std::to_string(good.size());
+  EXPECT_TRUE(FailsWith(DecodeSafetensors(FilesOf({{"a", good + "x"}})), StatusCode::kDataLoss,
+                        {"a: its tensors end at byte " + size, "bytes were inserted or appended"}));
+  EXPECT_TRUE(IsOk(DecodeSafetensors(FilesOf({{"a", good}}))));
+}
+
 TEST(SafetensorsFolder, NoFilesAndAFileTwiceAreRefused) {
   EXPECT_TRUE(FailsWith(DecodeSafetensors({}), StatusCode::kDataLoss));
   const std::string file = SafetensorsOf("{}", 0);
