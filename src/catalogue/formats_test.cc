@@ -168,6 +168,15 @@ TEST(OpenKnown, ReadsAllVisibleSafetensorsFilesWhereThereIsNoIndex) {
   EXPECT_EQ(Tensors(folder.Open()), (Names{"v", "w"}));
 }
 
+TEST(OpenKnown, ReadsAModelAloneWhereVariantsOfItLieBesideIt) {
+  Folder folder({{"model.fp16.safetensors", FileWith("w")},
+                 {"model.safetensors", FileWith("w")},
+                 {"adapter_model.safetensors", FileWith("v")}});
+  const auto opened = folder.Open();
+  EXPECT_EQ(Tensors(opened), Names{"w"});
+  EXPECT_EQ(opened->metadata.files.at(0).name, "model.safetensors");
+}
+
 // ---- single files ----
 
 TEST(OpenKnown, RecognisesFileByItsContentWhateverItsName) {

@@ -103,8 +103,14 @@ Result<OpenedIndex> OpenHfFolder(const ListedFolder& folder) {
 
 constexpr std::uint32_t kMostNumbered = 99'999;
 
-/// Returns the names of the visible safetensors files.
+constexpr std::string_view kModelNames[] = {"model.safetensors"};
+
+/// Returns the names of the visible safetensors files. Beside a `model.safetensors`, which is a
+/// whole model, others are variants of it or other models; from_pretrained reads it alone, too.
 std::vector<std::string> SafetensorsNames(const ListedFolder& folder) {
+  if (folder.HasFile(kModelNames[0])) {
+    return {std::string(kModelNames[0])};
+  }
   std::vector<std::string> names;
   for (const DirectoryEntry& entry : folder.entries) {
     if (!entry.is_directory && entry.name.ends_with(".safetensors") && entry.name[0] != '.') {
@@ -207,7 +213,6 @@ Result<std::vector<std::string>> NamesInHfIndex(Storage& storage, const std::str
 }
 
 constexpr std::string_view kHfIndex[] = {kHfIndexName};
-constexpr std::string_view kModelNames[] = {"model.safetensors"};
 constexpr std::string_view kHfNames[] = {"model.safetensors", "model-#-of-#.safetensors",
                                          kHfChecksumsName};
 
