@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "format/json_writer.h"
 #include "format/structure.h"
 
 namespace varve {
@@ -80,7 +81,7 @@ class Flattener {
     return Status::Ok();
   }
 
-  /// Sorts the entries. Errors: InvalidArgument when two have one name.
+  /// Sorts the entries. Errors: InvalidArgument when two have one name, or one is no UTF-8.
   Status SortNames() {
     const auto by_name = [](const auto& a, const auto& b) { return a.fqn < b.fqn; };
     Metadata& metadata = out_.metadata;
@@ -93,6 +94,13 @@ class Flattener {
     }
     for (const ObjectMetadata& object : metadata.objects) {
       names.push_back(object.fqn);
+    }
+    for (const std::string_view name : names) {
+      if (!IsUtf8(name)) {
+        return InvalidArgument("the name " +
+                               ToString({.kind = ValueKind::kBytes, .text = std::string(name)}) +
+                               " of an entry is not valid UTF-8; save it under another key");
+      }
     }
     std::sort(names.begin(), names.end());
     const auto twin = std::adjacent_find(names.begin(), names.end());

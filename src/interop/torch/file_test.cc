@@ -142,6 +142,12 @@ TEST(TorchFile, TwoEntriesOfOneNameAreRefused) {
                         StatusCode::kInvalidArgument, {"called \"a.b\""}));
 }
 
+TEST(TorchFile, AKeyThatIsNoUnicodeIsRefused) {
+  EXPECT_TRUE(FailsWith(
+      DecodeObject(pickled::Dict({Str("a"), pickled::Dict({Str("\xED\xA0\x80"), Tensor()})})),
+      StatusCode::kInvalidArgument, {"x.pt", "the name b'a.\\xed\\xa0\\x80'", "another key"}));
+}
+
 TEST(TorchFile, WhatIsNoValueIsNamedButNotKept) {
   const auto decoded = DecodeObject(pickled::Dict(
       {Str("a"), Tensor(), Str("b"), pickled::List({Call(Global("my", "Own"), {}), Tensor()})}));
