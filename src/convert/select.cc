@@ -35,6 +35,17 @@ class Names {
   Globs exclude_;
 };
 
+/// Returns the glob that matches this name alone.
+std::string GlobOf(std::string_view name) {
+  std::string glob;
+  for (const char c : name) {
+    glob += std::string_view("*?[").find(c) == std::string_view::npos
+                ? std::string(1, c)
+                : "[" + std::string(1, c) + "]";
+  }
+  return glob;
+}
+
 /// Returns an error that names a glob of `include`, or the beginning of a `rename`, that no name of
 /// the checkpoint has.
 Status CheckNames(const Metadata& metadata, const ConvertOptions& options) {
@@ -54,8 +65,13 @@ Status CheckNames(const Metadata& metadata, const ConvertOptions& options) {
       return Status::Ok();
     }
     const std::string nearest = NearestToGlob(asked, names);
-    return NotFound("no name in the checkpoint " + what + " \"" + asked + "\"" +
-                    (nearest.empty() ? "" : "; the nearest is \"" + nearest + "\""));
+    std::string hint;
+    if (nearest == asked) {
+      hint = ", a glob; the one of that name is \"" + GlobOf(asked) + "\"";
+    } else if (!nearest.empty()) {
+      hint = "; the nearest is \"" + nearest + "\"";
+    }
+    return NotFound("no name in the checkpoint " + what + " \"" + asked + "\"" + hint);
   };
   for (const std::string& glob : options.include) {
     const Globs one({glob});
@@ -181,6 +197,7 @@ Status SelectObjects(CheckpointReader& reader, const ConvertOptions& options, co
   VARVE_ASSIGN_OR_RETURN(const auto values, reader.ReadObjects(chosen, options.stop));
   for (std::size_t i = 0; i < chosen.size(); ++i) {
     SelectedObject selected{Renamed(options, chosen[i]), EncodeValue(values[i])};
+    classes->AddValue(values[i], chosen[i]);
     if (!names->insert(selected.fqn).second) {
       return InvalidArgument("two entries would be named \"" + selected.fqn + "\"");
     }
@@ -197,7 +214,6 @@ Result<ConvertReport> Write(CheckpointReader& reader, const Selection& selection
     case ConvertTarget::kDcp: return ConvertBySaving(reader, selection, target, options, storage);
     case ConvertTarget::kSafetensors:
       return ConvertToSafetensors(reader, selection, target, options, storage);
-    classes->AddValue(values[i], chosen[i]);
     case ConvertTarget::kHf: return ConvertToHf(reader, selection, target, options, storage);
     case ConvertTarget::kTorch: return ConvertToTorch(reader, selection, target, options, storage);
   }
@@ -264,6 +280,7 @@ Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& asked) 
       classes.AddStructure(structure, "", true);
     }
   }
+  selection.classes_left_out = classes.Describe();
   return selection;
 }
 
@@ -280,7 +297,6 @@ SelectedStream::SelectedStream(CheckpointReader& reader,
             }
             return items;
           }(),
-  selection.classes_left_out = classes.Describe();
           options.memory_budget, options.stop),
       progress_(options.progress),
       total_bytes_(total_bytes) {}
@@ -343,6 +359,7 @@ Result<ConvertReport> ConvertAs(const std::string& verb, const std::string& sour
     report->left_out = DescribeRest(
         reader->metadata(), [&](std::string_view name) { return selection->model.Holds(name); });
     report->merged = std::move(selection->merged);
+    report->classes_left_out = std::move(selection->classes_left_out);
   }
   return std::move(report).Annotate(verb + " " + source + " to " + target);
 }
@@ -359,7 +376,6 @@ Result<ExportReport> ExportSafetensors(const std::string& path, const std::strin
   ConvertOptions convert;
   convert.to = ConvertTarget::kSafetensors;
   convert.include = options.include;
-    report->classes_left_out = std::move(selection->classes_left_out);
   convert.overwrite = options.overwrite;
   convert.progress = options.progress;
   convert.stop = options.stop;

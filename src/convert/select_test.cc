@@ -220,5 +220,11 @@ TEST(Select, NamesTheClassesThatATargetDoesNotKeep) {
   }
 }
 
+TEST(Select, AGlobThatIsANameWithBracketsIsShownAsTheGlobOfThatName) {
+  const auto selection = SelectFrom(SmallState().Floats("a[0]", {1}), {.include = {"a[0]"}});
+  EXPECT_TRUE(FailsWith(selection, StatusCode::kNotFound,
+                        {R"(matches "a[0]", a glob; the one of that name is "a[[]0]")"}));
+}
+
 }  // namespace
 }  // namespace varve::test::select_test
