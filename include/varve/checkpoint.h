@@ -164,6 +164,8 @@ class CheckpointReader {
   [[nodiscard]] Result<TensorMetadata> WithHashes(const TensorMetadata& tensor);
   /// Returns the checkpoint's directory; differs from the given path for a displaced checkpoint.
   [[nodiscard]] const std::string& directory() const;
+  /// Returns the file of a checkpoint that is one, else its directory: its name in messages.
+  [[nodiscard]] std::string path() const;
   /// Returns the directory that the names of data files begin in. In an object store, and in a copy
   /// from there, it is below the checkpoint's.
   [[nodiscard]] const std::string& files_directory() const;

@@ -114,15 +114,15 @@ class PythonReader {
 
   nb::object Structure() {
     return FromValue(
-        Stoppable(reader().directory(),
+        Stoppable(reader().path(),
                   [&](const std::stop_token& stop) { return reader().ReadStructure(stop); }),
         false);
   }
 
   nb::list Objects(const std::vector<std::string>& fqns, bool allow_pickle) {
-    const std::vector<Value> values =
-        Stoppable(reader().directory(),
-                  [&](const std::stop_token& stop) { return reader().ReadObjects(fqns, stop); });
+    const std::vector<Value> values = Stoppable(reader().path(), [&](const std::stop_token& stop) {
+      return reader().ReadObjects(fqns, stop);
+    });
     nb::list out;
     for (std::size_t i = 0; i < fqns.size(); ++i) {
       try {
@@ -183,7 +183,7 @@ class PythonReader {
     const Metadata& metadata = reader().metadata();
     const TensorMetadata* const tensor = metadata.FindTensor(name);
     if (tensor == nullptr) {
-      Raise(NotFound(reader().directory() + " holds no tensor \"" + name + "\""));
+      Raise(NotFound(reader().path() + " holds no tensor \"" + name + "\""));
     }
     const bool ranked = metadata.format == Format::kVarve || metadata.format == Format::kDcp ||
                         metadata.format == Format::kHfai;
@@ -290,7 +290,7 @@ class PythonReader {
 
   /// Fills the targets from this process alone; returns the bytes read.
   std::uint64_t ReadInto(const LoadRequest& request) {
-    return Stoppable(reader().directory(), [&](const std::stop_token& stop) {
+    return Stoppable(reader().path(), [&](const std::stop_token& stop) {
       LoadOptions options;
       options.stop = stop;
       return reader().ReadTensors(request.targets, options);
@@ -307,7 +307,7 @@ class PythonReader {
     Result<LoadReport> report = Internal("not run");
     RunCollective([&] { report = Load(reader(), request, options, *ranks); }, coordinator,
                   [&] { stop.request_stop(); }, &count, "reading");
-    RaiseIfError(report.status().With({.path = reader().directory()}));
+    RaiseIfError(report.status().With({.path = reader().path()}));
     return {*std::move(report), from_agent_.load()};
   }
 
@@ -364,6 +364,7 @@ void BindReader(nb::module_& module) {
            nb::arg("use_agent") = true, nb::arg("own_ranks_of") = 0)
       .def_prop_ro("directory",
                    [](PythonReader& self) { return ToPath(self.reader().directory()); })
+      .def_prop_ro("path", [](PythonReader& self) { return ToPath(self.reader().path()); })
       .def_prop_ro("files_directory",
                    [](PythonReader& self) { return ToPath(self.reader().files_directory()); })
       .def_prop_ro("world_size",

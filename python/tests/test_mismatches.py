@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +76,17 @@ def test_keys_that_the_destination_lacks_are_no_fault_of_its_names(tmp_path: Pat
     varve.torch.save({"a": ONES(1), "b": ONES(1)}, tmp_path / "a")
     with pytest.warns(UserWarning, match="has none of the entries that `keys` chooses"):
         varve.torch.load({"a": ONES(1)}, tmp_path / "a", keys="b")
+
+
+@pytest.mark.parametrize("name", ["m.pt", "m.safetensors"])
+def test_a_load_of_one_file_names_the_file(name: str, tmp_path: Path) -> None:
+    to: Any = {"m.pt": "torch", "m.safetensors": "safetensors"}[name]
+    varve.torch.save({"w": torch.ones(2)}, tmp_path / "step-1")
+    varve.convert(tmp_path / "step-1", tmp_path / name, to)
+    differ = re.escape(f"load {tmp_path / name}: the checkpoint and the destination differ")
+    with pytest.raises(varve.InvalidArgumentError, match=differ) as told:
+        varve.torch.load({"w": torch.ones(3)}, tmp_path / name)
+    assert told.value.path == str(tmp_path / name)
+    with pytest.warns(UserWarning, match=re.escape(f"load {tmp_path / name}: nothing was loaded")):
+        varve.torch.load({}, tmp_path / name)
+    assert varve.open(tmp_path / name).directory == str(tmp_path)

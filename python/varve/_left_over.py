@@ -27,7 +27,7 @@ def warn_of_nothing(
     if report.loaded and match.remedies:
         text = "; ".join(match.remedies)
         count = len(match.mismatched)
-        warn(f"load {reader.directory}: {count} entries do not fit: {text}", UserWarning)
+        warn(f"load {reader.path}: {count} entries do not fit: {text}", UserWarning)
     lacking = len(match.missing) + len(match.mismatched)
     stored = report.unexpected or chosen
     fits = not report.missing and not report.mismatched
@@ -44,7 +44,7 @@ def warn_of_nothing(
     )
     hint = hint_of()
     warn(
-        f"load {reader.directory}: nothing was loaded: {wanted}. {len(report.unexpected)} of the "
+        f"load {reader.path}: nothing was loaded: {wanted}. {len(report.unexpected)} of the "
         f"checkpoint's entries are left over" + (f". {hint}" if hint else ""),
         UserWarning,
     )
@@ -53,7 +53,7 @@ def warn_of_nothing(
 def warn_of_one_value(names: list[str], reader: _core.Reader, world: int) -> None:
     """Warns that buffers of modules got one value where the ranks that saved held several."""
     warn(
-        f"load {reader.directory}: these buffers differed between the {reader.world_size} ranks that "
+        f"load {reader.path}: these buffers differed between the {reader.world_size} ranks that "
         f"saved, and this load is by {world}: {first_names(names)}. All ranks got the value of the "
         "lowest of those ranks, as DistributedDataParallel copies it",
         ReplicasDifferWarning,
@@ -74,7 +74,7 @@ def warn_of_rest(
     what is beside those is left over on purpose. Not so where the destination is one object (`is_object`).
     Entries that a `rename` leaves out have no place in `stored_name`, and are left over on purpose too.
     """
-    where = reader.directory
+    where = reader.path
     if match.notes:
         warn(f"load {where}: {'; '.join(match.notes)}", UserWarning)
     names = stored_name or {}

@@ -174,9 +174,9 @@ class _Plan:
         self.unwrapped = self.wrappers.matched((*match.tensor_names(), *others))
 
     @property
-    def directory(self) -> str:
+    def path(self) -> str:
         """The checkpoint's name."""
-        return self.reader.directory
+        return self.reader.path
 
     def values(self, names: Sequence[str]) -> list[Any] | None:
         """Returns plain values by names of the destination; None where one is not there."""
@@ -273,8 +273,8 @@ class _Plan:
             self._stored = self.reader.tensors()
         if name not in self._stored:
             raise CheckpointNotFoundError(
-                f'{self.reader.directory}: the containers name a tensor "{name}" that is not there',
-                path=self.reader.directory,
+                f'{self.reader.path}: the containers name a tensor "{name}" that is not there',
+                path=self.reader.path,
             )
         return self._stored[name]
 

@@ -11,7 +11,7 @@ class Source(Protocol):
     """The reads of a match from a checkpoint, by names of the destination."""
 
     @property
-    def directory(self) -> str:
+    def path(self) -> str:
         """The checkpoint's name."""
 
     def values(self, names: Sequence[str]) -> list[Any] | None:

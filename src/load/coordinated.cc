@@ -340,7 +340,7 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
   report.phases = reader.TakePhases();
   auto mine = Guarded([&]() -> Contribution {
     const PhaseTimer timer(&report.phases, "plan");
-    what = "load " + reader.directory();
+    what = "load " + reader.path();
     const bool by_rank = options.on_difference == OnDifferenceAtLoad::kKeep &&
                          metadata.world_size == static_cast<std::uint32_t>(coordinator.size());
     if (by_rank) {

@@ -302,6 +302,13 @@ Result<TensorMetadata> CheckpointReader::WithHashes(const TensorMetadata& tensor
 }
 
 const std::string& CheckpointReader::directory() const { return impl_->index.home(); }
+std::string CheckpointReader::path() const {
+  const OpenedIndex& index = impl_->index;
+  const std::vector<DataFile>& files = metadata().files;
+  const bool is_file =
+      files.size() == 1 && index.opened_as == JoinPath(index.directory, files.front().name);
+  return is_file ? index.opened_as : index.home();
+}
 const std::string& CheckpointReader::files_directory() const { return impl_->index.directory; }
 const std::vector<std::pair<std::string, std::string>>& CheckpointReader::stored_names() const {
   return impl_->index.stored_names;
@@ -313,7 +320,7 @@ Result<std::string> CheckpointReader::ReadFile(const std::string& name) {
       return ReadSideFile(impl_->files.storage(), impl_->index.side_home(), file);
     }
   }
-  return NotFound(directory() + " has no side file \"" + name + "\"");
+  return NotFound(path() + " has no side file \"" + name + "\"");
 }
 
 Result<Value> CheckpointReader::ReadStructure(const std::stop_token& stop) {
@@ -325,14 +332,14 @@ Result<Value> CheckpointReader::ReadStructure(const std::stop_token& stop) {
   for (const std::string& bytes : encoded) {
     auto value = DecodeValue(bytes);
     if (!value.ok()) {
-      return value.status().Annotate(directory() + ": structure");
+      return value.status().Annotate(path() + ": structure");
     }
     structures.push_back(std::move(*value));
   }
   if (structures.empty()) {
     return Value{};
   }
-  return MergeStructures(structures).Annotate(directory());
+  return MergeStructures(structures).Annotate(path());
 }
 
 Result<std::vector<Value>> CheckpointReader::ReadObjects(std::span<const std::string> fqns,
@@ -341,7 +348,7 @@ Result<std::vector<Value>> CheckpointReader::ReadObjects(std::span<const std::st
   for (const std::string& fqn : fqns) {
     const ObjectMetadata* object = metadata().FindObject(fqn);
     if (object == nullptr) {
-      return NotFound(directory() + ": object \"" + fqn + "\" is not in the checkpoint");
+      return NotFound(path() + ": object \"" + fqn + "\" is not in the checkpoint");
     }
     extents.push_back(object->extent);
   }
@@ -350,7 +357,7 @@ Result<std::vector<Value>> CheckpointReader::ReadObjects(std::span<const std::st
   for (std::size_t i = 0; i < encoded.size(); ++i) {
     auto value = DecodeObject(extents[i].encoding, encoded[i]);
     if (!value.ok()) {
-      return value.status().Annotate(directory() + ": object \"" + fqns[i] + "\"");
+      return value.status().Annotate(path() + ": object \"" + fqns[i] + "\"");
     }
     values.push_back(std::move(*value));
   }

@@ -394,6 +394,9 @@ class Reader:
     @property
     def directory(self) -> str: ...
     @property
+    def path(self) -> str:
+        """The file of a checkpoint that is one, else its directory."""
+    @property
     def files_directory(self) -> str: ...
     @property
     def world_size(self) -> int: ...

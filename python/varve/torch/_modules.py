@@ -107,7 +107,7 @@ def _check_own_keys(
     kind = type(module).__name__
     few = first_names(lacking, 5, '"{}"'.format)
     raise InvalidArgumentError(
-        f'load {source.directory}: "{path or ""}": the state_dict of this {kind} lacks {few}, without '
+        f'load {source.path}: "{path or ""}": the state_dict of this {kind} lacks {few}, without '
         "which its load_state_dict fails. Nothing was loaded. Give the class a load_state_dict that takes what its "
         "state_dict returns, or load into the dict that state_dict() returns, whose tensors are filled in place"
     )

@@ -61,7 +61,7 @@ def plan(
     ids = None if optimizer is None else _stored_ids(stored, path, source)
     if optimizer is None or ids is None or not _has_usual_form(optimizer, state):
         return None
-    title = f'load {source.directory}: the optimizer "{path or ""}"'
+    title = f'load {source.path}: the optimizer "{path or ""}"'
     adapts = _adapts(optimizer) or not chosen()  # Then the program may know better what fits.
     pairs, by_name = _pairs(optimizer, state, stored, ids, path, source)
     if pairs is None:
