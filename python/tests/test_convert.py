@@ -126,6 +126,14 @@ def test_a_file_that_is_one_tensor_stays_one(tmp_path: Path) -> None:
     assert_same(torch.load(tmp_path / "b.pt"), torch.arange(6.0).to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("to", ["varve", "dcp", "torch"])
+@pytest.mark.parametrize("empty", [{}, {"a": {}, "b": [[]]}], ids=["dict", "containers"])
+def test_a_state_of_empty_containers_is_converted(empty: Any, to: Any, tmp_path: Path) -> None:
+    varve.torch.save(empty, tmp_path / "source")
+    varve.convert(tmp_path / "source", tmp_path / "target", to)
+    assert varve.torch.read(tmp_path / "target") == empty
+
+
 def test_classes_that_a_target_does_not_keep_are_in_the_report(tmp_path: Path) -> None:
     state = {"w": torch.eye(3).to_sparse(), "seen": collections.deque([1]), "lr": Decimal("0.1")}
     varve.torch.save(state, tmp_path / "source")

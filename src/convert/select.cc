@@ -265,7 +265,8 @@ Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& asked) 
   VARVE_RETURN_IF_ERROR(SelectTensors(reader, options, wanted, &names, &selection));
   LeftOutClasses classes(options.to == ConvertTarget::kTorch);
   VARVE_RETURN_IF_ERROR(SelectObjects(reader, options, wanted, &names, &selection, &classes));
-  if (names.empty()) {
+  const bool has_entries = !reader.metadata().tensors.empty() || !reader.metadata().objects.empty();
+  if (names.empty() && has_entries) {
     return NotFound("nothing in the checkpoint is selected");
   }
   const bool keeps_names = options.part.empty() ? options.rename.empty() : asked.rename.empty();
