@@ -134,6 +134,17 @@ def test_a_state_of_empty_containers_is_converted(empty: Any, to: Any, tmp_path:
     assert varve.torch.read(tmp_path / "target") == empty
 
 
+@pytest.mark.parametrize("to", ["torch", "safetensors"])
+def test_a_target_that_is_a_symbolic_link_stays_one(to: Any, tmp_path: Path) -> None:
+    source = saved(tmp_path / "source")
+    link = tmp_path / "latest"
+    link.symlink_to("model")
+    varve.convert(source, link, to)
+    varve.convert(source, link, to, overwrite=True, include=["model.embed"])
+    assert link.is_symlink()
+    assert list(varve.torch.read(tmp_path / "model", flat=True)) == ["model.embed"]
+
+
 def test_classes_that_a_target_does_not_keep_are_in_the_report(tmp_path: Path) -> None:
     state = {"w": torch.eye(3).to_sparse(), "seen": collections.deque([1]), "lr": Decimal("0.1")}
     varve.torch.save(state, tmp_path / "source")

@@ -17,6 +17,7 @@
 #include "interop/safetensors/decode.h"
 #include "interop/safetensors/encode.h"
 #include "interop/safetensors/hf_checksums.h"
+#include "publish/claim.h"
 #include "publish/commit.h"
 #include "publish/publisher.h"
 #include "publish/save_id.h"
@@ -111,9 +112,10 @@ std::vector<BroughtFile> BroughtBy(const std::vector<PlannedFile>& files,
 
 }  // namespace
 
-Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target,
+Result<std::uint64_t> PublishFile(Storage& storage, const std::string& name,
                                   const ConvertOptions& options,
                                   const std::vector<FileSegment>& segments) {
+  VARVE_ASSIGN_OR_RETURN(const std::string target, FollowLinks(storage, name));
   if (!IsRemote(storage, target) && storage.List(target).ok()) {
     return InvalidArgument(
         target +

@@ -134,11 +134,11 @@ Result<std::vector<SideFile>> ReadSideFiles(CheckpointReader& reader);
 /// Names of files.
 std::vector<std::string> NamesOf(const std::vector<SideFile>& files);
 
-/// Writes a file that appears whole or not at all: `segments` go into a hidden file beside
-/// `target`, which then takes its name. Returns its size. Errors: AlreadyExists without
-/// `options.overwrite`; FailedPrecondition when another process is writing `target` this way;
-/// Cancelled on `options.stop`.
-Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target,
+/// Writes a file that appears whole or not at all: `segments` go into a hidden file beside `name`,
+/// or beside what the symbolic link of that name leads to, which then takes its place. Returns its
+/// size. Errors: AlreadyExists without `options.overwrite`; FailedPrecondition when another process
+/// is writing it this way; Cancelled on `options.stop`.
+Result<std::uint64_t> PublishFile(Storage& storage, const std::string& name,
                                   const ConvertOptions& options,
                                   const std::vector<FileSegment>& segments);
 
