@@ -171,10 +171,19 @@ TEST(OpenKnown, ReadsAllVisibleSafetensorsFilesWhereThereIsNoIndex) {
 TEST(OpenKnown, ReadsAModelAloneWhereVariantsOfItLieBesideIt) {
   Folder folder({{"model.fp16.safetensors", FileWith("w")},
                  {"model.safetensors", FileWith("w")},
+                 {"model_.safetensors", FileWith("w")},
+                 {"model_1x.safetensors", FileWith("w")},
                  {"adapter_model.safetensors", FileWith("v")}});
   const auto opened = folder.Open();
   EXPECT_EQ(Tensors(opened), Names{"w"});
   EXPECT_EQ(opened->metadata.files.at(0).name, "model.safetensors");
+}
+
+TEST(OpenKnown, ReadsAllModelsThatAccelerateHasSaved) {
+  Folder folder({{"model.safetensors", FileWith("w")},
+                 {"model_1.safetensors", FileWith("v")},
+                 {"consolidated.safetensors", FileWith("w")}});
+  EXPECT_EQ(Tensors(folder.Open()), (Names{"v", "w"}));
 }
 
 // ---- single files ----

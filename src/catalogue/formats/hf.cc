@@ -104,16 +104,27 @@ Result<OpenedIndex> OpenHfFolder(const ListedFolder& folder) {
 constexpr std::uint32_t kMostNumbered = 99'999;
 
 constexpr std::string_view kModelNames[] = {"model.safetensors"};
+constexpr std::string_view kSuffix = ".safetensors";
+
+/// Returns true for the names that accelerate gives the models of a job: `model.safetensors`,
+/// `model_1.safetensors` and so on.
+bool IsModelOfJob(std::string_view name) {
+  constexpr std::string_view kFurther = "model_";
+  const std::string_view stem = name.substr(0, name.size() - std::min(name.size(), kSuffix.size()));
+  return name == kModelNames[0] ||
+         (stem.starts_with(kFurther) && stem.size() > kFurther.size() &&
+          stem.find_first_not_of("0123456789", kFurther.size()) == std::string_view::npos);
+}
 
 /// Returns the names of the visible safetensors files. Beside a `model.safetensors`, which is a
-/// whole model, others are variants of it or other models; from_pretrained reads it alone, too.
+/// whole model, files of other names are variants of it or other models: from_pretrained reads none
+/// of them, either.
 std::vector<std::string> SafetensorsNames(const ListedFolder& folder) {
-  if (folder.HasFile(kModelNames[0])) {
-    return {std::string(kModelNames[0])};
-  }
+  const bool has_model = folder.HasFile(kModelNames[0]);
   std::vector<std::string> names;
   for (const DirectoryEntry& entry : folder.entries) {
-    if (!entry.is_directory && entry.name.ends_with(".safetensors") && entry.name[0] != '.') {
+    if (!entry.is_directory && entry.name.ends_with(kSuffix) && entry.name[0] != '.' &&
+        (!has_model || IsModelOfJob(entry.name))) {
       names.push_back(entry.name);
     }
   }
