@@ -60,12 +60,12 @@ def machines() -> Iterator[list[str]]:
                 *("link", "add", "eth0", "netns", names[0], "type", "veth"),
                 *("peer", "name", "eth0", "netns", names[1]),
             )
+            for i, name in enumerate(names):
+                ip("-n", name, "link", "set", "lo", "up")
+                ip("-n", name, "addr", "add", f"10.77.0.{i + 1}/24", "dev", "eth0")
+                ip("-n", name, "link", "set", "eth0", "up")
         except OSError as error:
             pytest.skip(f"network namespaces need root: {error}")
-        for i, name in enumerate(names):
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "addr", "add", f"10.77.0.{i + 1}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
         yield names
     finally:
         for name in names:
