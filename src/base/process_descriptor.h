@@ -7,8 +7,8 @@
 namespace varve {
 
 /// Move-only; -1 when it holds none. A forked child closes all descriptors of this kind as it
-/// begins, and its copies of their owners close nothing. What the parent holds by them, a
-/// connection or a lock, therefore ends with the parent and does not wait for its children.
+/// begins. Its copies of these objects then close nothing. So a connection or a lock of the parent
+/// ends with the parent and does not wait for its children.
 /// Objects may be made, moved and destroyed on any thread; one object is for one thread at a time.
 class ProcessDescriptor {
  public:

@@ -43,8 +43,8 @@ Connection::Connection(Socket socket, bool trusted)
   set(IPPROTO_TCP, TCP_KEEPCNT, 6);
 }
 
-// The system would go on sending for a quarter of an hour. TCP_USER_TIMEOUT would end that, and also
-// a connection whose other side lives and reads nothing for so long: a rank that still evaluates.
+// The system would send it again for about 15 minutes (Linux's tcp_retries2). TCP_USER_TIMEOUT would
+// end that, and also a connection whose other side lives and reads nothing for so long: a rank that still evaluates.
 bool Connection::IsUnanswered() const {
   tcp_info info{};
   socklen_t size = sizeof(info);

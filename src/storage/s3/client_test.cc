@@ -204,8 +204,8 @@ TEST_F(S3Clients, SayWhatToDoAboutKeysThatHaveEnded) {
                         {"PUT s3://b/k", "400", "ExpiredToken", "renew them"}));
 }
 
-// What stands before a server answers so while that is away. As S3's own answer it would be an
-// absent checkpoint, on which a job begins anew, or a damaged one.
+// A router gives such answers while the server behind it is away. Taken for S3's own they would be
+// an absent checkpoint, on which a job begins anew, or a damaged one.
 TEST_F(S3Clients, AskAgainAfterAnAnswerThatIsNotS3s) {
   S3Client client(Quick(), Keys());
   ASSERT_TRUE(IsOk(PutText(client)));
