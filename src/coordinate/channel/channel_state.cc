@@ -283,11 +283,10 @@ bool ChannelState::SomeHaveNotCome() const {
 }
 
 void ChannelState::LogWait(TimePoint now) {
-  const auto waited = std::chrono::round<std::chrono::seconds>(now - wait_.start).count();
-  lines_.push_back(what_ + ": rank " + std::to_string(rank_) + " has waited " +
-                   std::to_string(waited) + " s for " + WaitedFor() + "; the time limit is " +
-                   InSeconds(one_call_ ? std::round(wait_.seconds) : limit_) +
-                   (SomeHaveNotCome() ? std::string("; ") + kAllHaveToCall : ""));
+  const double limit = one_call_ ? std::round(wait_.seconds) : limit_;
+  lines_.push_back(
+      WaitLine(what_, static_cast<std::uint64_t>(rank_), wait_.start, now, WaitedFor(), limit) +
+      (SomeHaveNotCome() ? std::string("; ") + kAllHaveToCall : ""));
 }
 
 /// Sends the ranks that wait for rank 0 a note that names those that it waits for.

@@ -1,6 +1,7 @@
 /// What ranks send each other over a channel. Deterministic.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -8,6 +9,8 @@
 #include <vector>
 
 #include "base/fields.h"
+#include "base/seconds.h"
+#include "base/time_source.h"
 
 namespace varve {
 
@@ -34,6 +37,15 @@ struct Frame {
 inline constexpr const char* kInterruptedReason = "was interrupted (Ctrl-C)";
 /// The reason of a connection that is closed.
 inline constexpr const char* kLostReason = "is lost (its connection is closed)";
+
+/// Returns the log's line about a rank that waits `for_whom` in a call, since `begun`; `limit` in
+/// seconds.
+inline std::string WaitLine(const std::string& call, std::uint64_t rank, TimePoint begun,
+                            TimePoint now, const std::string& for_whom, double limit) {
+  const auto waited = std::chrono::round<std::chrono::seconds>(now - begun).count();
+  return call + ": rank " + std::to_string(rank) + " has waited " + std::to_string(waited) +
+         " s for " + for_whom + "; the time limit is " + InSeconds(limit);
+}
 
 /// A call that a rank made without reaching rank 0.
 struct LeftCall {

@@ -46,9 +46,8 @@ class Finder {
   }
   /// Returns what this rank has waited for, for the log.
   [[nodiscard]] std::string WaitsFor() const {
-    std::string text = "for ";
-    return text +=
-           problem_.empty() ? NameOf(end_) + " (not there yet)" : "a connection: " + problem_;
+    return problem_.empty() ? NameOf(end_) + " (not there yet)"
+                            : std::string("a connection: ").append(problem_);
   }
   /// Why the last look found nothing.
   [[nodiscard]] Status Problem() const {
@@ -159,10 +158,7 @@ Result<FoundEnd> FindEnd(int end, const Search& search, const CallReport& hello)
     }
     if (search.log && Now() - begun >= notice) {
       notice *= 2;
-      const auto waited = std::chrono::round<std::chrono::seconds>(Now() - begun).count();
-      search.log(search.what + ": rank " + std::to_string(hello.rank) + " has waited " +
-                 std::to_string(waited) + " s " + finder.WaitsFor() + "; the time limit is " +
-                 InSeconds(search.limit));
+      search.log(WaitLine(search.what, hello.rank, begun, Now(), finder.WaitsFor(), search.limit));
     }
     finder.Wait(std::min(search.until, After(Now(), pause)));
     pause = std::min(pause * 1.5, longest);
