@@ -26,8 +26,8 @@ enum class CheckReplicas : std::uint8_t {
   /// replicas that have diverged, not a single element that differs between two samples.
   /// A replica is stored by one rank, as a whole.
   kSamples,
-  /// All bytes: one more pass over all that each rank holds, replicated or not. Ranks share the
-  /// writing of a large replica.
+  /// All bytes: one more pass over all shards that other ranks may hold too. Ranks share the writing
+  /// of a large replica.
   kFull,
 };
 

@@ -21,6 +21,9 @@ namespace varve {
 
 class ReplicaPattern;
 
+/// The fingerprint of a shard that no other rank is expected to hold: none was taken.
+inline constexpr std::uint64_t kUnhashed = ~std::uint64_t{0};
+
 /// A shard of a tensor that a rank holds. Ranks that hold the same box of the same tensor are its
 /// replicas.
 struct PlannedTensor {
@@ -31,7 +34,8 @@ struct PlannedTensor {
 
   SharedSpec of;
   Box box;
-  /// Hash of (samples of) the shard's bytes, by which replicas are compared. 0: unknown.
+  /// Hash of (samples of) the shard's bytes, by which replicas are compared. 0: unknown; or
+  /// kUnhashed.
   std::uint64_t fingerprint = 0;
   /// The item of the same plan whose memory this one is too; nothing for most.
   std::optional<std::uint32_t> tied_to{};
@@ -110,6 +114,9 @@ struct SettledPlan {
   std::vector<std::string> differing_objects;
   /// Tensors with a shard whose replicas have different fingerprints. Sorted.
   std::vector<std::string> differing_tensors;
+  /// A shard that several ranks hold is kUnhashed on some of them. Then nothing else here is of
+  /// use: the plans must be settled with its fingerprints.
+  bool lacks_fingerprints = false;
   friend bool operator==(const SettledPlan&, const SettledPlan&) = default;
 };
 

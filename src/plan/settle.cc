@@ -8,6 +8,8 @@
 //      lowest of its ranks has the tensor's name; replicas without a fingerprint count as equal to
 //      it. Each other value becomes a variant (format/variants.h) of the ranks that hold it, or is
 //      dropped (Differing::kFirst). Plain values are taken apart alike, by their content.
+//      Ranks leave out the fingerprint of a shard that is at most its rank's part of the tensor, as
+//      with FSDP over all ranks: where all do so and no part is missing, there are no replicas.
 //   3. A shard with one holder is written by it. A value of a shard whose replicas differ is
 //      written whole by one of its holders, the one with the fewest bytes so far: fingerprints of
 //      samples have shown that this shard's replicas diverge, and cut among ranks it could be a mix
@@ -86,6 +88,12 @@ bool ReplicasDiffer(Holders holders) {
     known = print != 0 ? print : known;
   }
   return false;
+}
+
+bool LacksFingerprints(Holders holders) {
+  return holders.size() > 1 && std::any_of(holders.begin(), holders.end(), [](const Held& one) {
+           return one.item->fingerprint == kUnhashed;
+         });
 }
 
 /// Returns the value that a shard is part of, on the lowest of its ranks.
@@ -347,7 +355,9 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep,
   std::map<std::vector<std::uint32_t>, std::vector<const Shard*>, FewerHoldersFirst> groups;
   std::vector<const Shard*> diverged;
   std::map<std::string_view, std::vector<Part>> archives;
+  bool lacks_fingerprints = false;
   for (const Shard& shard : shards) {
+    lacks_fingerprints = lacks_fingerprints || LacksFingerprints(shard.holders);
     AddShard(shard.holders, pattern);
     const bool differs = ReplicasDiffer(shard.holders);
     if (differs) {
@@ -379,6 +389,7 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep,
     balancer.Pour(std::move(group));
   }
   SettledPlan settled = balancer.Take();
+  settled.lacks_fingerprints = lacks_fingerprints;
   for (const auto& [alias, of] : aliases) {
     if (differing.contains(of)) {
       differing.insert(alias);

@@ -189,6 +189,17 @@ TEST(Settle, TakesReplicasForEqualWhereAFingerprintIsUnknown) {
   EXPECT_EQ(settled.ranks[3].chunks.size(), 1U);
 }
 
+TEST(Settle, SaysWhereReplicasLackFingerprintsThatWereLeftOut) {
+  std::vector<LocalPlan> plans(4);
+  for (std::uint64_t rank = 0; rank < 4; ++rank) {
+    plans[rank].tensors = {Slice("w", {100, 8}, rank, 4), Whole("norm", {8})};
+    plans[rank].tensors[0].fingerprint = kUnhashed;
+  }
+  EXPECT_FALSE(MustSettle(plans).lacks_fingerprints);
+  plans[1].tensors[1].fingerprint = kUnhashed;
+  EXPECT_TRUE(MustSettle(plans).lacks_fingerprints);
+}
+
 TEST(Settle, DoesNotCutSmallTensors) {
   std::vector<PlannedTensor> tensors;
   for (int i = 0; i < 40; ++i) {

@@ -24,15 +24,18 @@ enum Flag : std::uint8_t {
   kTied = 4,
   kPart = 8,
   kBox = 16,  ///< Else the whole tensor.
+  kNotHashed = 32,
 };
-constexpr std::uint8_t kAllFlags = 31;
+constexpr std::uint8_t kAllFlags = 63;
 constexpr std::size_t kMostDims = 64;  // As in torch and NumPy.
 
 void EncodeItem(const PlannedTensor& item, bool follows, std::uint32_t number, ByteWriter* out) {
   const bool whole = item.box == WholeBox(item.shape());
-  out->U8(static_cast<std::uint8_t>(
-      (follows ? 0 : kOtherNumber) | (item.fingerprint != 0 ? kFingerprint : 0) |
-      (item.tied_to ? kTied : 0) | (item.part_of ? kPart : 0) | (whole ? 0 : kBox)));
+  const bool hashed = item.fingerprint != 0 && item.fingerprint != kUnhashed;
+  out->U8(static_cast<std::uint8_t>((follows ? 0 : kOtherNumber) | (hashed ? kFingerprint : 0) |
+                                    (item.tied_to ? kTied : 0) | (item.part_of ? kPart : 0) |
+                                    (whole ? 0 : kBox) |
+                                    (item.fingerprint == kUnhashed ? kNotHashed : 0)));
   if (!follows) {
     out->Varint(number);
   }
@@ -44,7 +47,7 @@ void EncodeItem(const PlannedTensor& item, bool follows, std::uint32_t number, B
       out->Varint(size);
     }
   }
-  if (item.fingerprint != 0) {
+  if (hashed) {
     out->U64(item.fingerprint);
   }
   if (item.tied_to) {
@@ -88,9 +91,9 @@ PlannedTensor DecodeItem(ByteReader* in, const SpecTable& specs, std::uint64_t i
       }
     }
   }
-  if ((flags & kFingerprint) != 0) {
-    item.fingerprint = in->U64();
-  }
+  item.fingerprint = (flags & kFingerprint) != 0 ? in->U64()
+                     : (flags & kNotHashed) != 0 ? kUnhashed
+                                                 : 0;
   if ((flags & kTied) != 0) {
     item.tied_to = ReadIndex(in, items);
   }

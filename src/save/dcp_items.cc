@@ -210,8 +210,8 @@ Result<std::vector<std::uint64_t>> FingerprintDcpItems(const std::vector<DcpItem
       continue;
     }
     const StridedMemory memory = MemoryOf(tensor->source, tensor->dtype, tensor->box);
-    shards.push_back(
-        {Region(tensor->part, memory, tensor->part), DeviceOf(tensor->source), &fingerprints[i]});
+    shards.push_back({Region(tensor->part, memory, tensor->part), items[i].fqn,
+                      DeviceOf(tensor->source), &fingerprints[i]});
   }
   VARVE_RETURN_IF_ERROR(FillFingerprints(shards, CheckReplicas::kSamples));
   return fingerprints;

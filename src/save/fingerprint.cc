@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/bytes.h"
@@ -23,13 +25,14 @@ constexpr std::uint64_t kSampleBytes = 64;  // A cache line, and a multiple of e
 /// Strided memory is gathered in steps that stay in the cache.
 constexpr std::uint64_t kStepBytes = std::uint64_t{64} << 10;
 
-/// Returns half of a hash: plans are sent, and 64 bits tell replicas apart as surely.
+/// Returns half of a hash: plans are sent, and 64 bits tell replicas apart as surely. Never a number
+/// that says that there is none.
 std::uint64_t HalfOf(const Hash128& hash) {
   std::uint64_t half = 0;
   for (std::size_t byte = 0; byte < sizeof(half); ++byte) {
     half = half << 8 | hash.bytes[byte];
   }
-  return half;
+  return std::clamp(half, std::uint64_t{1}, kUnhashed - 1);
 }
 
 std::vector<ByteRange> FingerprintRanges(std::uint64_t bytes, CheckReplicas check) {
@@ -91,22 +94,25 @@ class DeviceSamples {
  public:
   explicit DeviceSamples(CheckReplicas check) : check_(check) {}
 
-  /// Adds a shard whose fingerprint goes to `out`. Errors: Flush's.
-  Status Add(const Region& region, int device, std::uint64_t* out) {
+  /// Adds a shard on a device. Errors: Flush's.
+  Status Add(const ShardToHash& shard) {
+    const Region& region = shard.region;
+    const int device = *shard.device;
     const std::vector<ByteRange> ranges = FingerprintRanges(region.bytes(), check_);
     std::uint64_t bytes = 0;
     for (const ByteRange& range : ranges) {
       bytes += range.end - range.begin;
     }
     if (bytes > kPoolBlockBytes) {
-      return HashWhole(region, device, out);
+      VARVE_RETURN_IF_ERROR(Flush());
+      return HashWhole(region, device, shard.fingerprint).Annotate(NameOf(shard.name, 1));
     }
     if (used_ + bytes > kPoolBlockBytes) {
       VARVE_RETURN_IF_ERROR(Flush());
     }
     VARVE_RETURN_IF_ERROR(TakeBlock(device));
     AppendSampleMoves(region, device, ranges, block_.data() + used_, &moves_);
-    shards_.push_back({out, used_, bytes});
+    shards_.push_back({shard.fingerprint, used_, bytes, shard.name});
     used_ += RoundUp(bytes, kSampleBytes);
     return Status::Ok();
   }
@@ -118,7 +124,8 @@ class DeviceSamples {
       // Whole shards may be strided, and many rows; samples are few.
       const auto kernels = check_ == CheckReplicas::kFull ? CudaDevices::Kernels::kCompile
                                                           : CudaDevices::Kernels::kOfBefore;
-      VARVE_RETURN_IF_ERROR(devices->Move(Direction::kToHost, moves_, kernels));
+      VARVE_RETURN_IF_ERROR(devices->Move(Direction::kToHost, moves_, kernels)
+                                .Annotate(NameOf(shards_.front().name, shards_.size())));
     }
     for (const Shard& shard : shards_) {
       *shard.out = HalfOf(Xxh3({block_.data() + shard.begin, shard.bytes}));
@@ -134,7 +141,13 @@ class DeviceSamples {
     std::uint64_t* out = nullptr;
     std::uint64_t begin = 0;  // In the block.
     std::uint64_t bytes = 0;
+    std::string_view name;
   };
+
+  static std::string NameOf(std::string_view first, std::size_t count) {
+    return "tensor \"" + std::string(first) + "\"" +
+           (count > 1 ? " and " + std::to_string(count - 1) + " more" : "");
+  }
 
   /// Takes the one block that all shards pass through: who holds one waits for no other.
   Status TakeBlock(int device) {
@@ -147,7 +160,6 @@ class DeviceSamples {
   }
 
   Status HashWhole(const Region& region, int device, std::uint64_t* out_hash) {
-    VARVE_RETURN_IF_ERROR(Flush());
     VARVE_RETURN_IF_ERROR(TakeBlock(device));
     const std::uint64_t step = kPoolBlockBytes / region.item_size() * region.item_size();
     Xxh3Stream hash;
@@ -207,7 +219,7 @@ Status FillFingerprints(std::span<const ShardToHash> shards, CheckReplicas check
   const auto fill = [&]() -> Status {
     for (const ShardToHash& shard : shards) {
       if (shard.device) {
-        VARVE_RETURN_IF_ERROR(on_devices.Add(shard.region, *shard.device, shard.fingerprint));
+        VARVE_RETURN_IF_ERROR(on_devices.Add(shard));
       } else {
         *shard.fingerprint = Fingerprint(shard.region, check);
       }
@@ -215,6 +227,21 @@ Status FillFingerprints(std::span<const ShardToHash> shards, CheckReplicas check
     return on_devices.Flush();
   };
   return fill().Annotate("compare the replicas of tensors on devices");
+}
+
+void LeaveOutFingerprints(int ranks, LocalPlan* plan) {
+  for (PlannedTensor& item : plan->tensors) {
+    if (item.fingerprint == 0 && !IsEmpty(item.box) &&
+        Volume(item.box.sizes) <= Volume(item.shape()) / static_cast<std::uint64_t>(ranks)) {
+      item.fingerprint = kUnhashed;
+    }
+  }
+}
+
+void WantAllFingerprints(LocalPlan* plan) {
+  for (PlannedTensor& item : plan->tensors) {
+    item.fingerprint = item.fingerprint == kUnhashed ? 0 : item.fingerprint;
+  }
 }
 
 Status AddFingerprints(const State& state, CheckReplicas check, LocalPlan* plan,
@@ -225,8 +252,8 @@ Status AddFingerprints(const State& state, CheckReplicas check, LocalPlan* plan,
     std::uint64_t& fingerprint = plan->tensors[i].fingerprint;
     if (fingerprint == 0 && !IsProduced(source.source) && !IsEmpty(source.box)) {
       const StridedMemory memory = MemoryOf(source.source, source.dtype, source.box);
-      shards.push_back(
-          {Region(source.box, memory, source.box), DeviceOf(source.source), &fingerprint});
+      shards.push_back({Region(source.box, memory, source.box), source.fqn, DeviceOf(source.source),
+                        &fingerprint});
     }
   };
   if (shared != nullptr) {

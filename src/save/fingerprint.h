@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "device/device_move.h"
@@ -30,17 +31,26 @@ void AppendSampleMoves(const Region& region, int device, std::span<const ByteRan
 /// A shard, and the number that its fingerprint goes to.
 struct ShardToHash {
   Region region;
+  std::string_view name;        ///< Of the tensor; outlives FillFingerprints.
   std::optional<int> device{};  ///< The CUDA device that the region's memory is on.
   std::uint64_t* fingerprint = nullptr;
 };
 
 /// Fills the fingerprints of all shards. Samples on devices are read when the work queued before
-/// DeviceWaits has been done, and many of them by one call. Errors: CudaDevices::Move's.
+/// DeviceWaits has been done, and many of them by one call. Errors: CudaDevices::Move's, naming
+/// the first tensor that they may be about.
 Status FillFingerprints(std::span<const ShardToHash> shards, CheckReplicas check);
 
-/// Fills the fingerprints that items of `plan` do not have yet; MakeLocalPlan made it of `state`.
-/// Of all items where `shared` is null, else of those that other ranks hold too. They stay unknown
-/// for tensors that are produced, and for empty shards. Errors: FillFingerprints's.
+/// Marks the shards, of those without a fingerprint, that are at most an even part of their tensor
+/// for each of `ranks` ranks: no other rank is expected to hold them (kUnhashed).
+void LeaveOutFingerprints(int ranks, LocalPlan* plan);
+/// Takes these marks away.
+void WantAllFingerprints(LocalPlan* plan);
+
+/// Fills the fingerprints that items of `plan` do not have yet and that are not left out;
+/// MakeLocalPlan made it of `state`. Of all items where `shared` is null, else of those that other
+/// ranks hold too. They stay unknown for tensors that are produced, and for empty shards. Errors:
+/// FillFingerprints's.
 Status AddFingerprints(const State& state, CheckReplicas check, LocalPlan* plan,
                        const ComparedItems* shared = nullptr);
 

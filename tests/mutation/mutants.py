@@ -319,6 +319,13 @@ MUTANTS = (
         PLAN,
     ),
     Mutant(
+        "plan-replicas-not-compared",
+        "src/plan/settle.cc",
+        "  settled.lacks_fingerprints = lacks_fingerprints;\n",
+        "",
+        PLAN,
+    ),
+    Mutant(
         "plan-of-another-call",
         "src/save/plans/gathered_plans.cc",
         "if (!sent.ok() || sent->head != heads_[rank].digest) {",

@@ -90,7 +90,7 @@ def save(
             raises PreconditionError on all ranks before anything is written, if tensors differ.
         check_replicas: "samples" compares all of a shard of up to 64 KiB, and 64 samples of 64 bytes of
             a larger one: that finds replicas that have diverged, not a few elements, and one rank's is
-            stored. "full" compares all bytes, which takes one more pass over all that each rank holds;
+            stored. "full" compares all bytes, which takes one more pass over all that other ranks may hold too;
             ranks then share the writing of a large replica. Replicas are not compared with
             `coordinate=False`.
         timeout: Seconds any rank waits for the others, the slowest rank's writing included.

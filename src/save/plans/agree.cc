@@ -130,6 +130,9 @@ Status PlanAgreement::MakePlan(Coordinator& coordinator, const Status& ready) {
     VARVE_RETURN_IF_ERROR(format.check_own(plan, coordinator.size()));
   }
   settled_->plans.clear();
+  if (coordinator.is_coordinator()) {  // PlanExchange::plan stays in its place when others come.
+    settled_->plans.reserve(static_cast<std::size_t>(coordinator.size()));
+  }
   settled_->plans.push_back(std::move(plan));
   if (coordinator.size() == 1) {
     return Status::Ok();
@@ -141,6 +144,7 @@ Status PlanAgreement::MakePlan(Coordinator& coordinator, const Status& ready) {
   }
   LocalPlan& own = settled_->plans[0];
   if (before_.empty()) {
+    LeaveOutFingerprints(coordinator.size(), &own);
     return AddFingerprints(call_.state, options.check_replicas, &own);
   }
   for (const auto& before : before_) {
@@ -150,11 +154,15 @@ Status PlanAgreement::MakePlan(Coordinator& coordinator, const Status& ready) {
   return Status::Ok();
 }
 
-/// Fills the fingerprints that MakePlan has left out.
-Status PlanAgreement::Complete() {
-  return before_.empty()
-             ? Status::Ok()
-             : AddFingerprints(call_.state, call_.options.check_replicas, settled_->plans.data());
+/// Fills the fingerprints that MakePlan has not taken; `all`: of every shard.
+Status PlanAgreement::Complete(int ranks, bool all) {
+  LocalPlan* const own = settled_->plans.data();
+  if (all) {
+    WantAllFingerprints(own);
+  } else {
+    LeaveOutFingerprints(ranks, own);
+  }
+  return AddFingerprints(call_.state, call_.options.check_replicas, own);
 }
 
 Status PlanAgreement::Exchange(Coordinator& coordinator, std::string_view what, const Status& ready,
@@ -171,7 +179,7 @@ Status PlanAgreement::Exchange(Coordinator& coordinator, std::string_view what, 
       mine.before = before_;
     });
   }
-  mine.complete = [&] { return Complete(); };
+  mine.complete = [&](bool all) { return Complete(coordinator.size(), all); };
   mine.settle = [&](std::vector<LocalPlan> others, RankPlans encoded, bool missed) {
     return Settle(std::move(others), std::move(encoded), missed, claim);
   };
@@ -199,7 +207,8 @@ Status PlanAgreement::MakeIdentity(std::size_t ranks) {
   return Status::Ok();
 }
 
-/// Settles the plans of all ranks, on the coordinator within the exchange.
+/// Settles the plans of all ranks, on the coordinator within the exchange. Returns none where
+/// fingerprints lack.
 Result<std::vector<std::string>> PlanAgreement::Settle(std::vector<LocalPlan> others,
                                                        RankPlans encoded, bool missed,
                                                        const ClaimFunction& claim) {
@@ -217,6 +226,10 @@ Result<std::vector<std::string>> PlanAgreement::Settle(std::vector<LocalPlan> ot
   VARVE_ASSIGN_OR_RETURN(settled, varve::Settle(plans, keeps ? Differing::kKeep : Differing::kFirst,
                                                 pattern ? &*pattern : nullptr,
                                                 cuts ? Replicas::kCut : Replicas::kWhole));
+  if (settled.lacks_fingerprints) {
+    plans.resize(1);
+    return std::vector<std::string>();
+  }
   VARVE_RETURN_IF_ERROR(CheckReplicasAgree(settled, on_difference));
   VARVE_RETURN_IF_ERROR(MakeIdentity(plans.size()));
   VARVE_RETURN_IF_ERROR(format.check(*settled_));

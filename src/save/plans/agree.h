@@ -60,7 +60,7 @@ class PlanAgreement {
 
   [[nodiscard]] Bytes Terms() const;
   Status MakePlan(Coordinator& coordinator, const Status& ready);
-  Status Complete();
+  Status Complete(int ranks, bool all);
   Status MakeIdentity(std::size_t ranks);
   Result<std::vector<std::string>> Settle(std::vector<LocalPlan> others, RankPlans encoded,
                                           bool missed, const ClaimFunction& claim);

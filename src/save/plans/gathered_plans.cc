@@ -138,7 +138,9 @@ void Keep(const Hash128& digest, const std::string& part, KnownParts* known) {
 
 std::string GatheredPlans::Asked(std::size_t rank) const {
   const PlanHead& head = heads_[rank].message;
-  char asked = head.before.empty() ? char{0} : kAskedForShares;
+  char asked = wants_fingerprints_   ? kAskedForFingerprints
+               : head.before.empty() ? char{0}
+                                     : kAskedForShares;
   if (!tensors_.contains(head.tensors) && first_with_tensors_.at(head.tensors) == rank) {
     asked |= kAskedForTensors;
   }
@@ -185,7 +187,7 @@ Status GatheredPlans::TakeParts(const std::vector<std::string>& parts, KnownPart
       Keep(head.structure, sent->structure, &known);
       structures_.emplace(head.structure, std::move(sent->structure));
     }
-    if ((asked & kAskedForShares) != 0) {
+    if ((asked & (kAskedForShares | kAskedForFingerprints)) != 0) {
       head.shares = std::move(sent->shares);
       head.before.clear();
     }
@@ -201,7 +203,7 @@ Result<std::vector<LocalPlan>> GatheredPlans::Take(RankPlans* encoded) {
     encoded->Add(tensors_.at(head.tensors), std::move(head.shares));
     VARVE_ASSIGN_OR_RETURN(LocalPlan plan, encoded->PlanOf(rank));
     if (first_with_structure_.at(head.structure) == rank) {
-      plan.structure = std::move(structures_.at(head.structure));
+      plan.structure = structures_.at(head.structure);
     }
     plans.push_back(std::move(plan));
   }

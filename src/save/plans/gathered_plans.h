@@ -54,6 +54,7 @@ void Fields(Archive& archive, FieldsOf<Archive, PlanParts>& parts);
 inline constexpr char kAskedForTensors = 1;
 inline constexpr char kAskedForStructure = 2;
 inline constexpr char kAskedForShares = 4;
+inline constexpr char kAskedForFingerprints = 8;  ///< For shares, with all fingerprints.
 
 /// Gathers the plans of all ranks, on the coordinator.
 class GatheredPlans {
@@ -72,6 +73,8 @@ class GatheredPlans {
   [[nodiscard]] bool AnyBefore() const;
   /// Takes the parts that the coordinator's plan has, and those that earlier saves have brought.
   void TakeKnown(const LocalPlan& own, KnownParts& known);
+  /// Asks all ranks for their shares with all fingerprints.
+  void WantFingerprints() { wants_fingerprints_ = true; }
   /// Returns what ranks have to be asked for, by rank: the first bytes of replies. Empty when the
   /// plans are complete.
   [[nodiscard]] std::vector<std::string> Missing() const;
@@ -80,7 +83,7 @@ class GatheredPlans {
   Status TakeParts(const std::vector<std::string>& parts, KnownParts& known);
 
   /// Returns the plans of the other ranks, once they are complete, and adds them to `encoded`.
-  /// Keeps nothing. Of ranks with the same structure the lowest has it, the others have none.
+  /// Keeps no shares. Of ranks with the same structure the lowest has it, the others have none.
   Result<std::vector<LocalPlan>> Take(RankPlans* encoded);
 
  private:
@@ -96,6 +99,7 @@ class GatheredPlans {
   std::map<Hash128, std::string> structures_;
   std::map<Hash128, std::size_t> first_with_tensors_;  // The lowest rank with a digest.
   std::map<Hash128, std::size_t> first_with_structure_;
+  bool wants_fingerprints_ = false;
 };
 
 }  // namespace varve

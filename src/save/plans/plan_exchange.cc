@@ -22,6 +22,9 @@
 //      nothing is weighed (agreements.h).
 //   5. The coordinator checks each part against its digest, keeps it for later saves where there is
 //      memory for it, settles, and sends the shares.
+//   6. A rank takes no fingerprint of a shard that it expects to hold alone (save/fingerprint.h).
+//      Where the coordinator finds other holders, one more exchange brings the plans of all ranks
+//      with all fingerprints. So nothing is settled without a comparison.
 // A rank that fails in between contributes its error, as to every exchange.
 
 #include "save/plans/plan_exchange.h"
@@ -39,10 +42,11 @@
 namespace varve {
 namespace {
 
-/// The first byte of the coordinator's replies: one of these, the other in the second exchange, and
-/// the rest is the rank's share; else what the rank is asked for.
-constexpr char kSettled = 8;
-constexpr char kSettledWithParts = 16;
+/// The first byte of the coordinator's replies: this and the number of the exchange, and the rest is
+/// the rank's share; else what the rank is asked for in the next one.
+constexpr char kSettled = 16;
+/// The heads, the parts that the coordinator does not know, and fingerprints.
+constexpr char kMostExchanges = 3;
 
 /// Returns what a rank is asked for; may be nothing.
 Result<std::string> EncodePlanParts(const PlanExchange& mine, char asked) {
@@ -54,8 +58,8 @@ Result<std::string> EncodePlanParts(const PlanExchange& mine, char asked) {
   if ((asked & kAskedForStructure) != 0) {
     parts.structure = mine.plan->structure;
   }
-  if ((asked & kAskedForShares) != 0) {
-    VARVE_RETURN_IF_ERROR(mine.complete());
+  if ((asked & (kAskedForShares | kAskedForFingerprints)) != 0) {
+    VARVE_RETURN_IF_ERROR(mine.complete((asked & kAskedForFingerprints) != 0));
     parts.shares = EncodeShares(*mine.plan, SpecTable(*mine.plan));
   }
   return EncodeFields(parts);
@@ -81,21 +85,33 @@ Bytes EncodePlanHead(const LocalPlan& plan,
 }
 
 Result<std::string> ExchangePlans(Coordinator& coordinator, const PlanExchange& mine) {
-  GatheredPlans gathered;  // On the coordinator.
-  bool missed = false;     // Likewise.
-  const auto settled = [](Result<std::vector<std::string>> replies, char with) {
+  GatheredPlans gathered;  // On the coordinator, as all up to the lambdas.
+  bool missed = false;
+  bool has_all = false;  // All fingerprints.
+  char number = 0;       // Of the exchange.
+  const auto settled = [&](Result<std::vector<std::string>> replies) {
     if (replies.ok()) {
       for (std::string& reply : *replies) {
-        reply.insert(reply.begin(), with);
+        reply.insert(reply.begin(), static_cast<char>(kSettled + number));
       }
     }
     return replies;
   };
-  const auto settle_all = [&](char with) -> Result<std::vector<std::string>> {
-    VARVE_RETURN_IF_ERROR(mine.complete());
+  const auto settle_all = [&]() -> Result<std::vector<std::string>> {
+    VARVE_RETURN_IF_ERROR(mine.complete(has_all));
     RankPlans encoded;
     VARVE_ASSIGN_OR_RETURN(std::vector<LocalPlan> others, gathered.Take(&encoded));
-    return settled(mine.settle(std::move(others), std::move(encoded), missed), with);
+    VARVE_ASSIGN_OR_RETURN(auto replies,
+                           mine.settle(std::move(others), std::move(encoded), missed));
+    if (!replies.empty()) {
+      return settled(std::move(replies));
+    }
+    if (has_all) {
+      return Internal("ranks have sent plans without the fingerprints that they were asked for");
+    }
+    has_all = true;
+    gathered.WantFingerprints();
+    return gathered.Missing();
   };
   const auto take_heads = [&](std::vector<std::string> heads) -> Result<std::vector<std::string>> {
     VARVE_RETURN_IF_ERROR(AgreeOnTerms(&heads));
@@ -104,18 +120,18 @@ Result<std::string> ExchangePlans(Coordinator& coordinator, const PlanExchange& 
     for (const auto& before : mine.before) {
       if (gathered.AreAsIn(*before, *mine.plan)) {
         VARVE_ASSIGN_OR_RETURN(auto sizes, gathered.SizesIn(*before));
-        return settled(mine.settle_as_before(before, std::move(sizes)), kSettled);
+        return settled(mine.settle_as_before(before, std::move(sizes)));
       }
     }
     missed = gathered.AnyBefore();
     gathered.TakeKnown(*mine.plan, coordinator.known_parts());
     std::vector<std::string> asked = gathered.Missing();
-    return asked.empty() ? settle_all(kSettled) : std::move(asked);
+    return asked.empty() ? settle_all() : std::move(asked);
   };
   const auto take_parts =
       [&](const std::vector<std::string>& parts) -> Result<std::vector<std::string>> {
     VARVE_RETURN_IF_ERROR(gathered.TakeParts(parts, coordinator.known_parts()));
-    return settle_all(kSettledWithParts);
+    return settle_all();
   };
   const auto first = [&]() -> Contribution {
     VARVE_RETURN_IF_ERROR(CopyOf(mine.ready));
@@ -124,15 +140,14 @@ Result<std::string> ExchangePlans(Coordinator& coordinator, const PlanExchange& 
   };
   auto reply =
       Exchange(coordinator, mine.what, Guarded(first), Now() + mine.timeout, std::cref(take_heads));
-  char with = kSettled;
-  if (reply.ok() && !reply->empty() && reply->front() < kSettled && mine.ready.ok()) {
-    with = kSettledWithParts;
+  while (reply.ok() && !reply->empty() && reply->front() < kSettled && mine.ready.ok() &&
+         ++number < kMostExchanges) {
     auto parts = Guarded([&]() -> Contribution { return EncodePlanParts(mine, reply->front()); });
     reply = Exchange(coordinator, mine.what, std::move(parts), Now() + mine.timeout,
                      std::cref(take_parts));
   }
   return Guarded([&]() -> Result<std::string> {
-    if (reply.ok() && (reply->empty() || reply->front() != with)) {
+    if (reply.ok() && (reply->empty() || reply->front() != kSettled + number)) {
       return FailedPrecondition("the coordinator's reply is to another call").Annotate(mine.what);
     }
     if (reply.ok()) {

@@ -31,11 +31,12 @@ struct PlanExchange {
   std::vector<std::shared_ptr<const Agreement>> before;
   std::chrono::nanoseconds timeout{};  ///< Of each exchange.
 
-  /// Fills the fingerprints that are missing, where the whole plan is needed after all.
-  std::function<Status()> complete;
+  /// Fills the fingerprints that are missing, where the whole plan is needed after all; where `all`
+  /// is set also those that were left out (kUnhashed).
+  std::function<Status(bool all)> complete;
   /// Settles the plans, on the coordinator: of the other ranks, and the same as they travel.
   /// `missed`: some rank has named an agreement for nothing. Returns a reply for each rank, its own
-  /// included.
+  /// included; none where fingerprints lack that were left out.
   std::function<Result<std::vector<std::string>>(std::vector<LocalPlan>, RankPlans, bool missed)>
       settle;
   /// Does the same where all plans are as in an agreement. `sizes` has, by rank, the values of
@@ -47,7 +48,7 @@ struct PlanExchange {
 };
 
 /// Sends the plan of this rank to the coordinator, and returns the reply to this rank. Collective:
-/// one exchange, or two; the account is in plan_exchange.cc. Errors: those of Exchange and of
+/// one exchange, or up to three; the account is in plan_exchange.cc. Errors: those of Exchange and of
 /// AgreeOnTerms; DataLoss naming a rank that has sent something malformed; FailedPrecondition
 /// naming one that makes another call.
 Result<std::string> ExchangePlans(Coordinator& coordinator, const PlanExchange& mine);

@@ -38,7 +38,7 @@ PlanExchange OfPlan(LocalPlan* plan, std::size_t ranks) {
   mine.terms = EncodeTerms(TermsOf({}, "x", static_cast<int>(ranks), false), {});
   mine.plan = plan;
   mine.timeout = std::chrono::seconds(30);
-  mine.complete = [] { return Status::Ok(); };
+  mine.complete = [](bool /*all*/) { return Status::Ok(); };
   return mine;
 }
 
