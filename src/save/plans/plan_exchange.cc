@@ -85,10 +85,10 @@ Bytes EncodePlanHead(const LocalPlan& plan,
 }
 
 Result<std::string> ExchangePlans(Coordinator& coordinator, const PlanExchange& mine) {
-  GatheredPlans gathered;  // On the coordinator, as all up to the lambdas.
-  bool missed = false;
-  bool has_all = false;  // All fingerprints.
-  char number = 0;       // Of the exchange.
+  char number = 0;         // Of the exchange.
+  GatheredPlans gathered;  // On the coordinator.
+  bool missed = false;     // Likewise: some rank has named an agreement for nothing.
+  bool has_all = false;    // Likewise: the plans have all fingerprints.
   const auto settled = [&](Result<std::vector<std::string>> replies) {
     if (replies.ok()) {
       for (std::string& reply : *replies) {
