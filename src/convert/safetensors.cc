@@ -12,6 +12,7 @@
 #include "catalogue/formats/hf.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
+#include "catalogue/own_names.h"
 #include "convert/writers.h"
 #include "format/data_file.h"
 #include "interop/safetensors/decode.h"
@@ -110,6 +111,19 @@ std::vector<BroughtFile> BroughtBy(const std::vector<PlannedFile>& files,
   return brought;
 }
 
+/// Errors: FailedPrecondition where the file is one of those that make its directory a checkpoint
+/// of Varve's or of PyTorch's, which its replacement would destroy.
+Status CheckIsNoPart(Storage& storage, const std::string& target) {
+  const std::string directory = ParentPath(target);
+  const auto entries = storage.List(directory);
+  const auto format = entries.ok() ? ShownFormat(storage, directory, *entries) : std::nullopt;
+  const bool has_parts = format == Format::kVarve || format == Format::kDcp;
+  return has_parts && OwnNames(storage, directory, *entries).Contains(BaseName(target))
+             ? FailedPrecondition(target + " is part of the checkpoint " + directory +
+                                  "; it is not replaced, choose another name")
+             : Status::Ok();
+}
+
 }  // namespace
 
 Result<std::uint64_t> PublishFile(Storage& storage, const std::string& name,
@@ -123,9 +137,14 @@ Result<std::uint64_t> PublishFile(Storage& storage, const std::string& name,
         "such as " +
         JoinPath(target, options.to == ConvertTarget::kTorch ? "model.pt" : "model.safetensors"));
   }
-  if (!options.overwrite && storage.OpenForRead(target).ok()) {
+  const Status there = storage.OpenForRead(target).status();
+  if (there.code() == StatusCode::kInvalidArgument) {  // A rename would replace the device.
+    return there;
+  }
+  if (there.ok() && !options.overwrite) {
     return AlreadyExists(target + " exists; pass overwrite to replace it");
   }
+  VARVE_RETURN_IF_ERROR(there.ok() ? CheckIsNoPart(storage, target) : Status::Ok());
   const auto lock = storage.Lock(LockPath(target));  // Two must not share the part file.
   if (lock.status().code() == StatusCode::kFailedPrecondition) {
     return FailedPrecondition("another conversion to " + target + " is under way");

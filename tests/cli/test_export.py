@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -76,3 +78,30 @@ def test_too_little_memory_is_refused_with_the_least(run, checkpoint, folder):
         done = run(verb[0], checkpoint, folder / "out", *verb[1:], "--memory", 1, code=2)
         assert "--memory 1: the work needs at least 8MiB" in done.stderr
     run("convert", checkpoint, folder / "out", "--to", "varve", "--memory", "8MiB")
+
+
+WRITES_ONE_FILE = pytest.mark.parametrize(
+    "verb", [["export"], ["convert", "--to", "torch"], ["convert", "--to", "safetensors"]]
+)
+
+
+@WRITES_ONE_FILE
+@pytest.mark.parametrize("options", [[], ["--overwrite"]])
+def test_a_target_that_is_no_regular_file_is_not_replaced(verb, options, run, checkpoint, folder):
+    os.mkfifo(folder / "pipe")  # A device such as /dev/null likewise.
+    done = run(verb[0], checkpoint, folder / "pipe", *verb[1:], *options, code=2)
+    assert f"open {folder / 'pipe'}: not a regular file" in done.stderr
+    assert (folder / "pipe").is_fifo()
+
+
+@WRITES_ONE_FILE
+@pytest.mark.parametrize("format", ["varve", "dcp"])
+def test_a_file_of_a_checkpoint_is_not_replaced_by_an_export(verb, format, run, checkpoint, folder):
+    run("convert", checkpoint, folder / "other", "--to", format)
+    for part in list((folder / "other").iterdir()):
+        done = run(verb[0], checkpoint, part, *verb[1:], "--overwrite", code=2)
+        assert f"{part} is part of the checkpoint {folder / 'other'}" in done.stderr
+    run("diff", checkpoint, folder / "other")
+    beside = folder / "other" / "exported.safetensors"
+    for _ in range(2):
+        run(verb[0], checkpoint, beside, *verb[1:], "--overwrite")
