@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from other_job import other_job
 
 import varve
@@ -63,6 +64,20 @@ def test_a_list_of_metrics_is_refused_by_name(tmp_path: Path) -> None:
         pytest.raises(varve.InvalidArgumentError, match="metrics=a list of 1 entries"),
     ):
         manager.save(1, {"n": 1}, metrics=[0.5])  # type: ignore[arg-type]
+
+
+def test_a_metric_is_an_array_of_one_element_whatever_its_shape(tmp_path: Path) -> None:
+    found = {
+        "a": np.array([1.5]),
+        "b": np.array([[2]]),
+        "c": torch.tensor([[3.5]]),
+        "d": np.ones(()),
+    }
+    with varve.CheckpointManager(tmp_path / "run", every=1) as manager:
+        manager.save(1, {"n": 1}, metrics=found)
+        with pytest.raises(varve.InvalidArgumentError, match=r"metrics\['a'\]=a ndarray"):
+            manager.save(2, {"n": 1}, metrics={"a": np.ones(2)})
+    assert varve.steps(tmp_path / "run")[0].metrics == {"a": 1.5, "b": 2, "c": 3.5, "d": 1}
 
 
 def test_relative_paths_are_those_of_the_directory_in_which_the_manager_was_made(

@@ -54,7 +54,7 @@ def number(name: str, value: Any) -> float:
     """
     found = _called(f"metrics[{name!r}]", value) if callable(value) else value
     try:
-        return float(found.detach() if hasattr(found, "detach") else found)
+        return float(found.item() if hasattr(found, "item") else found)
     except OverflowError:
         raise _arguments.refuse(
             f"metrics[{name!r}]", "an int of more than 308 digits", "a number that a float can hold"
