@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import varve
+import varve.torch
 
 WRONG: dict[str, tuple[Any, str]] = {
     "no time": (lambda run: varve.Every(), "say when"),
@@ -45,6 +48,27 @@ WRONG: dict[str, tuple[Any, str]] = {
         "save_options=3: want a dict",
     ),
     "a step": (lambda run: varve.CheckpointManager(run).save(1.5, {}), "step=1.5"),  # type: ignore[arg-type]
+    "a tensor that is no step": (
+        lambda run: varve.CheckpointManager(run).save(torch.tensor(1.0), {}),  # type: ignore[arg-type]
+        "step=a Tensor: want a whole number from 0 on",
+    ),
+    "steps as an array": (
+        lambda run: varve.CheckpointManager(run, every=np.array([1, 2])),  # type: ignore[arg-type]
+        "every=a ndarray: want a whole number from 1 on",
+    ),
+    "a negative share": (
+        lambda run: varve.Every("auto", share=-1),
+        "share=-1: want a number above 0",
+    ),
+    "minutes below 0": (lambda run: varve.Every(minutes=-1), "minutes=-1: want a number above 0"),
+    "hours below 0": (
+        lambda run: varve.Keep(hours=-1),
+        "hours=-1: want a number of hours from 0 on",
+    ),
+    "no metric's name": (
+        lambda run: varve.Keep(best=2, by=3),  # type: ignore[arg-type]
+        "by=3: want the name of a metric",
+    ),
     "a negative step": (lambda run: varve.CheckpointManager(run).save(-1, {}), "step=-1"),
     "protect": (lambda run: varve.CheckpointManager(run).protect(1, {}), "varve.torch"),
 }

@@ -67,21 +67,28 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def count(name: str, value: Any) -> int:
-    """Checks and returns an argument that is a number from 1 on."""
+def count(name: str, value: Any, least: int = 1) -> int:
+    """Checks and returns an argument that is a whole number from `least` on."""
     try:
-        number = value.__index__()
-    except AttributeError:
-        number = 0
-    if isinstance(value, bool) or not 0 < number < 1 << 63:
-        raise refuse(name, value, "a whole number from 1 on")
-    return int(number)
+        number = least - 1 if isinstance(value, bool) else int(value.__index__())
+    except (AttributeError, TypeError):  # TypeError: an array of floats, or of several elements.
+        number = least - 1
+    if not least <= number < 1 << 63:
+        raise refuse(name, value, f"a whole number from {least} on")
+    return number
 
 
-def seconds(name: str, value: Any) -> float:
-    """Checks and returns an argument that is a time in seconds."""
+def seconds(name: str, value: Any, unit: str = "seconds") -> float:
+    """Checks and returns an argument that is a time in seconds, or in another unit."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) >= 0:
-        raise refuse(name, value, "a number of seconds from 0 on")
+        raise refuse(name, value, f"a number of {unit} from 0 on")
+    return float(value)
+
+
+def above_zero(name: str, value: Any) -> float:
+    """Checks and returns an argument that is a number above 0."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) > 0:
+        raise refuse(name, value, "a number above 0")
     return float(value)
 
 

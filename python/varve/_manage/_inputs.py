@@ -51,13 +51,7 @@ def is_whole(step: manage.RunStep) -> bool:
 
 def step_number(step: Any) -> int:
     """Returns the number of a step. Raises InvalidArgumentError for what is none."""
-    try:
-        found = int(step.__index__())
-    except AttributeError:
-        found = -1
-    if isinstance(step, bool) or not 0 <= found < 1 << 63:
-        raise _arguments.refuse("step", step, "a whole number from 0 on")
-    return found
+    return _arguments.count("step", step, least=0)
 
 
 def every_of(given: object) -> Every | None:

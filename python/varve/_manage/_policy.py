@@ -45,15 +45,11 @@ class Every:
             raise _arguments.refuse("Every", self.mode, '"auto", steps=... or minutes=...')
         if self.steps is not None:
             _arguments.count("steps", self.steps)
-        if self.minutes is not None and not _arguments.seconds("minutes", self.minutes) > 0:
-            raise _arguments.refuse("minutes", self.minutes, "a number above 0")
-        if not 0 < _arguments.seconds("share", self.share) <= 1:
+        for name in ("minutes", "mtbf_hours"):
+            if getattr(self, name) is not None:
+                _arguments.above_zero(name, getattr(self, name))
+        if _arguments.above_zero("share", self.share) > 1:
             raise _arguments.refuse("share", self.share, "a number above 0 and at most 1")
-        if (
-            self.mtbf_hours is not None
-            and not _arguments.seconds("mtbf_hours", self.mtbf_hours) > 0
-        ):
-            raise _arguments.refuse("mtbf_hours", self.mtbf_hours, "a number above 0")
         if self.mode is None and self.steps is None and self.minutes is None:
             raise InvalidArgumentError(
                 'Every(): say when: Every(steps=100), Every(minutes=20) or Every("auto"). A manager '
@@ -96,7 +92,9 @@ class Keep:
                 _arguments.count(name, getattr(self, name))
         for name in ("hours", "newer_than_hours"):
             if getattr(self, name) is not None:
-                _arguments.seconds(name, getattr(self, name))
+                _arguments.seconds(name, getattr(self, name), unit="hours")
+        if not isinstance(self.by, (str, type(None))):
+            raise _arguments.refuse("by", self.by, "the name of a metric")
         if self.mode not in ("min", "max"):
             raise _arguments.refuse("mode", self.mode, '"min" or "max"')
         if (self.best is None) != (self.by is None):
