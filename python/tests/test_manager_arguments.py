@@ -69,6 +69,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda run: varve.Keep(best=2, by=3),  # type: ignore[arg-type]
         "by=3: want the name of a metric",
     ),
+    "uploads to itself": (
+        lambda run: varve.CheckpointManager(run, upload_to=run / ".." / run.name),
+        "is the run itself",
+    ),
     "a negative step": (lambda run: varve.CheckpointManager(run).save(-1, {}), "step=-1"),
     "protect": (lambda run: varve.CheckpointManager(run).protect(1, {}), "varve.torch"),
 }

@@ -107,7 +107,7 @@ def upload_place(settings: Settings) -> str:
         raise InvalidArgumentError(
             f"upload_to={settings.upload_to!r}: the run {settings.run!r} is in an object store itself"
         )
-    if to == path_text(settings.run):
+    if os.path.realpath(to) == os.path.realpath(path_text(settings.run)):
         raise InvalidArgumentError(f"upload_to={settings.upload_to!r} is the run itself")
     keep_of(settings.keep_uploaded)
     return to
