@@ -82,7 +82,7 @@ Result<OpenedIndex> OpenKnown(Storage& storage, const std::string& path,
   if (entries.ok()) {
     return OpenFolder({storage, path, *entries, 0, stop});
   }
-  if (entries.status().code() == StatusCode::kNotFound) {
+  if (entries.status().code() == StatusCode::kNotFound || IsForbidden(entries.status())) {
     return entries.status();
   }
   auto file = OpenKnownFile(storage, path);

@@ -139,7 +139,7 @@ Result<std::optional<CheckpointEntry>> Examine(Storage& storage, const std::stri
   if (TellsNothing(storage, path, opened.status())) {
     return opened.status();
   }
-  if (code == StatusCode::kNotFound) {
+  if (code == StatusCode::kNotFound || (IsForbidden(opened.status()) && !storage.List(path).ok())) {
     return ExamineUnlistable(storage, path, name);
   }
   entry.state = StateOf(opened.status());
@@ -359,8 +359,8 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
   // A checkpoint that has been displaced is found by a name under which there is no directory.
   if (!listed.ok() && code != StatusCode::kNotFound) {
     const Status opened = OpenKnown(storage, directory).status();
-    if (opened.code() == StatusCode::kNotFound) {
-      return opened;  // A file of no kind that we know.
+    if (opened.code() == StatusCode::kNotFound || IsForbidden(opened)) {
+      return opened;  // A file of no kind that we know, or nothing that we may read.
     }
   }
   // Files of a model alone do not make the directory a checkpoint where it holds others: they may

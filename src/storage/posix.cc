@@ -123,8 +123,12 @@ class PosixStorageImpl final : public Storage {
     if (!fd.valid()) {
       return ErrnoStatus("list", directory, errno);
     }
+    struct stat info{};
+    // Of a directory of mode 0644 the names can be read, and every file seems to be gone.
+    if (::fstatat(fd.get(), ".", &info, 0) != 0) {
+      return ErrnoStatus("search", directory, errno);
+    }
     for (const std::string& name : names) {
-      struct stat info{};
       const bool there = ::fstatat(fd.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0;
       const bool is_link = there && S_ISLNK(info.st_mode);
       if (is_link && ::fstatat(fd.get(), name.c_str(), &info, 0) != 0) {

@@ -154,9 +154,9 @@ def open_folder() -> Iterator[Path]:
         yield Path(made) / "run"
 
 
-def test_a_step_that_may_not_be_read_is_not_passed_over(binary: Path, open_folder: Path) -> None:
-    train(open_folder, 30)
-    (open_folder / STEPS[2]).chmod(0)
+@pytest.fixture
+def run_as_other(binary: Path) -> Any:
+    """Runs the command line as a user without root's permissions."""
     other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
     def call(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -164,16 +164,42 @@ def test_a_step_that_may_not_be_read_is_not_passed_over(binary: Path, open_folde
         return subprocess.run([*as_other, binary, *arguments], capture_output=True, text=True)
 
     try:
-        try:
-            may_run = call("--version").returncode == 0
-        except PermissionError:
-            may_run = False
-        if not may_run:
-            pytest.skip("another user may not run the command that is installed here")
-        listed = call("ls", open_folder)
+        may_run = call("--version").returncode == 0
+    except PermissionError:
+        may_run = False
+    if not may_run:
+        pytest.skip("another user may not run the command that is installed here")
+    return call
+
+
+def test_a_step_that_may_not_be_read_is_not_passed_over(
+    run_as_other: Any, open_folder: Path
+) -> None:
+    train(open_folder, 30)
+    (open_folder / STEPS[2]).chmod(0)
+    try:
+        listed = run_as_other("ls", open_folder)
         assert "unreadable: " in listed.stdout and STEPS[2] in listed.stdout, listed
-        latest = call("latest", open_folder)
+        latest = run_as_other("latest", open_folder)
         assert latest.returncode == 2 and latest.stdout == "", latest
         assert STEPS[2] in latest.stderr
     finally:
         (open_folder / STEPS[2]).chmod(0o755)
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o311, 0o644])
+@pytest.mark.parametrize("verb", ["latest", "ls", "gc", "prune --keep last=1"])
+def test_a_run_that_may_not_be_read_is_an_error_and_not_empty(
+    verb: str, mode: int, run_as_other: Any, open_folder: Path
+) -> None:
+    train(open_folder, 10)
+    (open_folder / "lost+found").mkdir(mode=0)  # That this may not be read hides no step.
+    name, *options = verb.split()
+    assert run_as_other("latest", open_folder).stdout == f"{open_folder / STEPS[0]}\n"
+    open_folder.chmod(mode)
+    try:
+        done = run_as_other(name, open_folder, *options)
+        assert done.returncode == 2 and done.stdout == "", done
+        assert f"{open_folder}: Permission denied" in done.stderr
+    finally:
+        open_folder.chmod(0o755)

@@ -155,7 +155,7 @@ Result<OpenedIndex> OpenKnownFile(Storage& storage, const std::string& path) {
   const StatusCode code = opened.status().code();
   if (code == StatusCode::kUnavailable || code == StatusCode::kFailedPrecondition ||
       code == StatusCode::kCancelled || TellsNothing(storage, path, opened.status()) ||
-      IsUnread(storage, path, opened.status())) {
+      IsUnread(storage, path, opened.status()) || IsForbidden(opened.status())) {
     return opened.status();  // It may be there.
   }
   if (!opened.ok()) {
