@@ -172,7 +172,8 @@ std::optional<std::string> ReadPin(Storage& storage, const std::string& path) {
       !storage.List(path).ok()) {
     text = ReadWholeFile(storage, JoinPath(displaced.front(), kPinName), kMaxPinBytes);
   }
-  if (text.status().code() == StatusCode::kNotFound) {
+  if (text.status().code() == StatusCode::kNotFound ||
+      text.status().details().system_error == ENOTDIR) {  // A checkpoint of one file.
     return std::nullopt;
   }
   if (!text.ok()) {

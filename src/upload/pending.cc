@@ -62,7 +62,8 @@ Result<std::vector<PendingUpload>> ListPendingUploads(const std::string& directo
   auto entries = storage.List(where);
   const StatusCode code = entries.status().code();
   if (code == StatusCode::kNotFound || code == StatusCode::kUnimplemented ||  // A web server's.
-      (code == StatusCode::kInvalidArgument && IsRemote(storage, where))) {   // One object.
+      (code == StatusCode::kInvalidArgument && IsRemote(storage, where)) ||   // One object.
+      entries.status().details().system_error == ENOTDIR) {                   // One file.
     return std::vector<PendingUpload>{};
   }
   VARVE_RETURN_IF_ERROR(entries.status());

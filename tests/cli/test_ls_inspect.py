@@ -120,6 +120,15 @@ def test_ls_says_what_it_cannot_read_and_how_large_it_is(
     assert line.split()[1] == format and f"{size} B" in line and detail in line
 
 
+@pytest.mark.parametrize("format", ["torch", "safetensors"])
+def test_ls_of_a_checkpoint_of_one_file_lists_that_one(format, run, run_json, checkpoint, folder):
+    run("convert", checkpoint, folder / "model-7", "--to", format)
+    [entry] = run_json("ls", folder / "model-7")
+    assert entry["name"] == "model-7" and entry["state"] == "whole" and entry["pin"] is None
+    assert entry["format"] == format and entry["step"] == 7
+    assert run("latest", folder / "model-7").stdout == f"{folder / 'model-7'}\n"
+
+
 def test_ls_of_what_is_no_folder_is_an_error(run, folder):
     file = folder / "file"
     file.write_text("")

@@ -38,7 +38,9 @@ Result<Outcome> Run(const Options& options) {
     return Outcome{.text = "", .exit_code = kExitNone, .complaint = newest.status().message()};
   }
   VARVE_RETURN_IF_ERROR(newest.status());
-  VARVE_ASSIGN_OR_RETURN(const std::string newer, PassedOver(options.directory, *newest));
+  VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(options.directory));
+  VARVE_ASSIGN_OR_RETURN(const std::string newer,
+                         *newest == directory ? std::string() : PassedOver(directory, *newest));
   return Outcome{.text = *newest + "\n", .complaint = newer};
 }
 
