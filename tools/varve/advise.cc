@@ -38,7 +38,7 @@ struct Options {
   std::string share_text;
   std::uint64_t copy = 5'000'000'000;
   std::uint64_t write = 1'000'000'000;
-  double stall = 0;
+  double stall = -1;  ///< Below 0: not measured. A copy that overlaps with training costs nothing.
   double save_time = 0;
   double restart = 300;
   bool json = false;
@@ -74,8 +74,8 @@ Line LineFor(const Options& options, double nodes) {
   // Measured times hold for the number of nodes that they were measured on.
   const double scale = static_cast<double>(options.nodes) / nodes;
   Line line{.nodes = nodes};
-  line.costs.stall =
-      options.stall > 0 ? options.stall * scale : share_of_node / static_cast<double>(options.copy);
+  line.costs.stall = options.stall >= 0 ? options.stall * scale
+                                        : share_of_node / static_cast<double>(options.copy);
   line.costs.write = options.save_time > 0 ? options.save_time * scale
                                            : share_of_node / static_cast<double>(options.write);
   line.costs.restart = options.restart;
@@ -89,10 +89,13 @@ Result<Outcome> Run(Options options) {
   VARVE_RETURN_IF_ERROR(ReadNumber("--nodes", options.nodes_text, &nodes));
   VARVE_RETURN_IF_ERROR(ReadNumber("--mtbf-hours", options.mtbf_text, &options.mtbf_hours));
   VARVE_RETURN_IF_ERROR(ReadNumber("--share", options.share_text, &options.share));
-  if (options.share > 1 || nodes > 1e9 || nodes < 1) {
-    return InvalidArgument("advise: want a share of at most 1 and from 1 node on");
+  if (options.share > 1) {
+    return InvalidArgument("--share " + options.share_text + ": want a number of at most 1");
   }
-  if (options.size == 0 && (options.stall <= 0 || options.save_time <= 0)) {
+  if (nodes > 1e9 || nodes < 1) {
+    return InvalidArgument("--nodes " + options.nodes_text + ": want a number from 1 to 1e9");
+  }
+  if (options.size == 0 && (options.stall < 0 || options.save_time <= 0)) {
     return InvalidArgument("advise: give the state's --size, or both --stall and --save-time");
   }
   if (options.copy == 0 || options.write == 0) {
