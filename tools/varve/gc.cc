@@ -59,8 +59,8 @@ std::string AsLines(const Options& options, const GarbageReport& report) {
     return text + "nothing to remove\n";
   }
   const std::string done = options.dry_run ? " to free" : " freed";
-  return text + Count(report.removed.size(), "stale") + ", " + FormatBytes(report.bytes) + done +
-         "\n";
+  return text + Count(report.removed.size(), "stale path") + ", " + FormatBytes(report.bytes) +
+         done + "\n";
 }
 
 Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
