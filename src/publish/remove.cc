@@ -123,7 +123,9 @@ Result<RemovalReport> FileSystemPublisher::Remove(const std::string& path,
   if (lock.status().code() == StatusCode::kFailedPrecondition) {
     return FailedPrecondition("remove " + path + ": a save of it is under way");
   }
-  if (!lock.ok() && lock.status().code() != StatusCode::kUnimplemented) {
+  // Without one a dry run can still tell, also where this user may not write.
+  if (!lock.ok() && lock.status().code() != StatusCode::kUnimplemented &&
+      terms.dry_run == DryRun::kNo) {
     return lock.status().code() == StatusCode::kNotFound
                ? NotFound("remove " + path + ": there is nothing of that name")
                : lock.status();

@@ -203,3 +203,19 @@ def test_a_run_that_may_not_be_read_is_an_error_and_not_empty(
         assert f"{open_folder}: Permission denied" in done.stderr
     finally:
         open_folder.chmod(0o755)
+
+
+def test_a_dry_run_needs_no_permission_to_write(run_as_other: Any, open_folder: Path) -> None:
+    train(open_folder, 30)
+    open_folder.chmod(0o555)
+    try:
+        pruned = run_as_other("prune", open_folder, "--keep", "last=1", "--dry-run")
+        assert pruned.returncode == 0 and "would remove 2 steps" in pruned.stdout, pruned
+        removed = run_as_other("rm", open_folder / STEPS[0], "--dry-run")
+        assert removed.returncode == 0 and "would remove" in removed.stdout, removed
+        missing = run_as_other("rm", open_folder / "step-99", "--dry-run")
+        assert missing.returncode == 2 and "nothing of that name" in missing.stderr, missing
+        assert run_as_other("rm", open_folder / STEPS[0]).returncode == 2
+    finally:
+        open_folder.chmod(0o755)
+    assert len(varve.steps(open_folder)) == 3
