@@ -397,6 +397,13 @@ def cached_plans(rank: int, size: int, path: str, layout: Layout) -> None:
         assert all(torch.equal(model[key].to_local(), zeros[key].to_local()) for key in model)
 
 
+def plans_cached_by_torch(rank: int, size: int, path: str, layout: Layout) -> None:
+    """A planner keeps the plan of a save through torch's writer for one through Varve's."""
+    model = placed(layout, True)
+    torch_dcp.save({"model": model}, checkpoint_id=f"{path}-torch", planner=Plans())
+    dcp.save({"model": model}, checkpoint_id=f"{path}-varve", planner=Plans())
+
+
 def async_saves(rank: int, size: int, path: str, layout: Layout) -> None:
     """Both results of a save in a thread; the state may change as soon as the call is back."""
     saved = state(size, layout, True)

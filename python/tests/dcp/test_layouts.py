@@ -79,6 +79,15 @@ def test_part_of_a_checkpoint_by_uncoordinated_ranks_is_refused(tmp_path: Path) 
     assert not loaded["model"]["a"].any()
 
 
+@pytest.mark.slow
+def test_a_plan_that_a_planner_kept_from_a_save_by_torch_is_written(tmp_path: Path) -> None:
+    path = str(tmp_path / "kept")
+    run_ranks(2, jobs.plans_cached_by_torch, path, LAYOUTS[2]["columns on 2"])
+    assert varve.verify(f"{path}-varve") == []
+    found = varve.torch.read(f"{path}-varve", flat=True)
+    torch.testing.assert_close(found["model.c"], rank_jobs.whole("c"), rtol=0, atol=0)
+
+
 def test_planners_that_keep_plans_write_into_the_save_that_is_under_way(tmp_path: Path) -> None:
     layout = LAYOUTS[2]["columns on 2"]
     run_ranks(2, jobs.cached_plans, str(tmp_path / "step"), layout)

@@ -296,14 +296,16 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         """Returns this rank's place in the save that is under way."""
         if not self.use_collectives and self._place is not None:
             return self._place
-        current = self._place or getattr(_arrived, "place", None)
-        place = plan.storage_data
-        if not isinstance(place, Place):
+        current = self._place or getattr(_arrived, "place", None) or plan.storage_data
+        # A planner that caches plans may use one of a save through torch's writer; it has a prefix.
+        prefix = getattr(plan.storage_data, "prefix", None)
+        if not isinstance(current, Place) or prefix is None:
             raise InvalidArgumentError(
                 "the plan does not say where to write: its storage_data, as prepare_global_plan "
-                "made it, was lost on the way"
+                "made it, was lost on the way; a planner's create_global_plan and finish_plan have "
+                "to keep it"
             )
-        return place if current is None else dataclasses.replace(current, prefix=place.prefix)
+        return dataclasses.replace(current, prefix=prefix)
 
     def _seen_from_here(self, place: Place) -> str:
         """Returns the coordinator's directory; this rank may have the storage mounted elsewhere."""
