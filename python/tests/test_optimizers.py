@@ -372,6 +372,23 @@ def test_a_new_parameter_has_no_state_and_one_that_is_gone_is_told(tmp_path: Pat
     assert by_parameter(network(), optimizer).keys() < by_parameter(larger, resumed).keys()
 
 
+@pytest.mark.parametrize(("stored", "wanted"), [(1, 2), (2, 1)])
+def test_a_model_of_other_layers_is_told_to_load_without_the_optimizer(
+    stored: int, wanted: int, tmp_path: Path
+) -> None:
+    def job(layers: int) -> dict[str, Any]:
+        model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(layers)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        return {"model": model, "optim": optimizer}
+
+    saved, state = job(stored), job(wanted)
+    varve.torch.save(saved, tmp_path / "c")
+    with pytest.raises(varve.InvalidArgumentError, match="without the optimizer, by `keys`"):
+        varve.torch.load(state, tmp_path / "c", strict=False)
+    varve.torch.load(state, tmp_path / "c", strict=False, keys="model.*")
+    assert torch.equal(state["model"][0].weight, saved["model"][0].weight)
+
+
 @pytest.mark.parametrize("stored", [1, 2])
 def test_other_groups_without_names_are_refused_before_anything_changes(
     stored: int, tmp_path: Path

@@ -234,15 +234,22 @@ def _refuse_unfit(
 
 
 def _other_groups(title: str, optimizer: torch.optim.Optimizer, ids: _Groups) -> str:
-    def counts(groups: Any) -> str:
-        return f"{len(groups)} of {', '.join(str(len(each)) for each in groups)} parameters"
-
-    return (
-        f"{title}: the groups of parameters differ: stored are {counts(ids)}, the optimizer has "
-        f"{counts([group['params'] for group in optimizer.param_groups])}. Nothing was loaded. Parameters are "
-        "matched by name across groups where both optimizers were made from named_parameters(); else "
-        "make the optimizer with the stored groups, load, and divide them afterwards"
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    stored = [len(each) for each in ids]
+    instead = (
+        "else make the optimizer with the stored groups, load, and divide them afterwards"
+        if sum(stored) == sum(sizes)
+        else "else load the model without the optimizer, by `keys`, and let the optimizer start anew"
     )
+    return (
+        f"{title}: the groups of parameters differ: stored are {_counts(stored)}, the optimizer has "
+        f"{_counts(sizes)}. Nothing was loaded. Parameters are matched by name across groups where both "
+        f"optimizers were made from named_parameters(); {instead}"
+    )
+
+
+def _counts(sizes: list[int]) -> str:
+    return f"{len(sizes)} of {', '.join(map(str, sizes))} parameters"
 
 
 # ---- states that lack something ----
