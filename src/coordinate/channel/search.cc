@@ -178,10 +178,11 @@ Result<Connection> ConnectTo(int end, std::string_view published, CallReport hel
   const Address& address = *decoded;
   Result<Socket> socket = Connect(address, until, wake);
   if (!socket.ok()) {
-    return Unavailable(NameOf(end) + ": cannot be reached at " + ToString(address) + ": " +
-                       socket.status().message() +
-                       " (GLOO_SOCKET_IFNAME names the network interface that " + NameOf(end) +
-                       " is reached by)");
+    return Unavailable(
+        NameOf(end) + ": cannot be reached at " + ToString(address) + ": " +
+        socket.status().message() +
+        " (its process may have ended; GLOO_SOCKET_IFNAME names the network interface that " +
+        NameOf(end) + " is reached by)");
   }
   Connection connection(std::move(*socket), true);
   hello.text = address.token;
