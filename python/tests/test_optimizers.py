@@ -263,6 +263,25 @@ def test_state_of_the_optimizer_itself_is_kept_beside_that_of_parameters(tmp_pat
     assert bits(resumed.state_dict()) == bits(optimizer.state_dict())
 
 
+def test_an_optimizer_of_parameters_on_the_meta_device_is_refused(tmp_path: Path) -> None:
+    source = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(source.parameters())
+    source(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    varve.torch.save({"model": source, "optim": optimizer}, tmp_path / "c")
+    target = torch.nn.Linear(3, 2, device="meta")
+    before = torch.optim.AdamW(target.parameters())
+    with pytest.raises(varve.InvalidArgumentError, match=r'"optim".* of group 0 is on the meta'):
+        varve.torch.load({"model": target, "optim": before}, tmp_path / "c", assign=True)
+    assert target.weight.is_meta
+    varve.torch.load({"model": target}, tmp_path / "c", assign=True)
+    after = torch.optim.AdamW(target.parameters())
+    varve.torch.load({"optim": after}, tmp_path / "c")
+    for name in ("weight", "bias"):
+        wanted = optimizer.state[getattr(source, name)]["exp_avg"]
+        assert torch.equal(after.state[getattr(target, name)]["exp_avg"], wanted)
+
+
 def test_keys_choose_parts_of_an_optimizer_and_leave_the_rest(tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)

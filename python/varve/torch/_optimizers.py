@@ -63,6 +63,8 @@ def plan(
         return None
     title = f'load {source.path}: the optimizer "{path or ""}"'
     adapts = _adapts(optimizer) or not chosen()  # Then the program may know better what fits.
+    if not adapts:
+        _refuse_meta(title, optimizer)
     pairs, by_name = _pairs(optimizer, state, stored, ids, path, source)
     if pairs is None:
         if adapts:
@@ -88,6 +90,18 @@ def plan(
         planned.options = []
         _plan_options(planned, planned.options, optimizer, stored, path, source)
     return planned
+
+
+def _refuse_meta(title: str, optimizer: torch.optim.Optimizer) -> None:
+    """Raises for parameters on the meta device: torch would move their state there, where nothing is kept."""
+    for i, group in enumerate(optimizer.param_groups):
+        for j, parameter in enumerate(group["params"]):
+            if parameter.is_meta:
+                raise InvalidArgumentError(
+                    f"{title}: parameter {j} of group {i} is on the meta device, where its state would be lost. A "
+                    "load with assign=True puts another parameter into the model, which this optimizer would not "
+                    "train. Nothing was loaded. Load the model first, then make the optimizer, and load it"
+                )
 
 
 def _stored_ids(stored: Any, path: str | None, source: Source) -> _Groups | None:
