@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as torch_dcp
 from storage_jobs import registered
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, zeros
 
@@ -32,6 +32,15 @@ def sharded(size: int, device: str, dtype: torch.dtype = torch.float32) -> Any:
     with torch.device(device):
         model = network(dtype)
     return fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+
+
+def load_beside_a_mesh(rank: int, size: int, path: str) -> tuple[int, list[str]]:
+    """Loads a DTensor of a mesh without rank 0; returns how much was loaded, and warnings."""
+    tensor = zeros(4, device_mesh=DeviceMesh("cpu", list(range(1, size))))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report = varve.torch.load({"w": tensor}, path)
+    return report.loaded, [str(each.message) for each in caught if path in str(each.message)]
 
 
 def load_sharded(rank: int, size: int, path: str) -> None:

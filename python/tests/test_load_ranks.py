@@ -24,6 +24,14 @@ def test_sharded_modules_are_destinations_on_the_meta_device_too(step: str) -> N
     run_ranks(2, jobs.load_sharded, step)
 
 
+def test_a_rank_outside_of_a_dtensors_mesh_is_not_told_that_it_wants_nothing(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "c")
+    varve.torch.save({"w": torch.ones(4), "rest": torch.ones(1)}, path)
+    assert run_ranks(3, jobs.load_beside_a_mesh, path) == [(0, []), (1, []), (1, [])]
+
+
 def test_ranks_that_each_want_a_part_want_the_whole_together(step: str) -> None:
     assert run_ranks(2, jobs.load_stages, step) == [["step"], ["step"]]
 

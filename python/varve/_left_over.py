@@ -31,7 +31,8 @@ def warn_of_nothing(
     lacking = len(match.missing) + len(match.mismatched)
     stored = report.unexpected or chosen
     fits = not report.missing and not report.mismatched
-    unwanted = rank == 0 and fits and stored
+    # What is matched and not loaded is a tensor whose parts other ranks hold.
+    unwanted = rank == 0 and fits and stored and not match.tensors
     if report.loaded or not (lacking or unwanted):
         return
     wanted = (
