@@ -74,6 +74,18 @@ def save_partial(rank: int, size: int, path: str) -> None:
     varve.torch.save({"grad": tensor}, path)
 
 
+def save_uneven(rank: int, size: int, path: str) -> None:
+    """Saves 7 rows as FSDP2 on 3 ranks cuts the shards of 2 ranks with tensor parallelism."""
+    mesh = init_device_mesh("cpu", (3, 2))
+    rows = [[0, 1], [4], [2, 3], [5], [], [6]][rank]
+    local = torch.tensor(rows, dtype=torch.float32)
+    placements = [_StridedShard(0, split_factor=2), Shard(0)]
+    tensor = DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=torch.Size([7]), stride=(1,)
+    )
+    varve.torch.save({"w": tensor}, path)
+
+
 def save_ddp(rank: int, size: int, path: str) -> int:
     state = {f"w{i}": torch.full((64, 1024), float(i)) for i in range(8)}
     return varve.torch.save(

@@ -68,6 +68,12 @@ def test_a_partial_dtensor_is_refused_with_the_reason(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_shards_that_fsdp_places_wrongly_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    errors = errors_of_ranks(6, jobs.save_uneven, str(tmp_path / "x"))
+    assert all('"w"' in e and "a multiple of 6" in e for e in errors.values())
+    assert os.listdir(tmp_path) == []
+
+
 def test_replicated_state_is_written_once_and_spread_evenly(tmp_path: Path) -> None:
     written = run_ranks(4, jobs.save_ddp, str(tmp_path / "step"))
     assert sum(written) < 8 * 64 * 1024 * 4 + 4 * 16384

@@ -326,9 +326,16 @@ def _dtensorshards(fqn: str, tensor: Any) -> list[_Shard]:
     local = tensor._local_tensor
     expected = tuple(sum(high - low for low, high in stretches) for stretches in dims)
     if tuple(local.shape) != expected and local.numel() != 0:
+        remedy = ""
+        if any(hasattr(each, "split_factor") for each in tensor.placements):
+            # FSDP2 cuts tensor parallel shards; its placements tell the cuts of even ones alone.
+            remedy = (
+                ": FSDP2 over tensor parallelism does so where a dimension is divided unevenly; make the "
+                f"dimension a multiple of {tensor.device_mesh.size()}"
+            )
         raise InvalidArgumentError(
             f'tensor "{fqn}": the local shard has shape {tuple(local.shape)}, its placements '
-            f"{tensor.placements} give {expected}"
+            f"{tensor.placements} give {expected}{remedy}"
         )
     if local.numel() == 0 and 0 not in tensor.shape:
         return []
