@@ -93,6 +93,10 @@ def load_with_a_bad_argument_on_one_rank(rank: int, size: int, path: str) -> Non
     varve.torch.load({"step": 0}, path, timeout=60.0, **bad)
 
 
+def load_strictly_on_one_rank(rank: int, size: int, path: str) -> None:
+    varve.torch.load({"step": 0, "not there": 1}, path, strict=rank == 1)
+
+
 def call_with_a_bad_option_on_one_rank(rank: int, size: int, path: str, call: str) -> None:
     """The option is refused before the engine is asked; rank 0 is in the call already."""
     bad: dict[str, Any] = {"load": {"strict": 3}, "save": {"overwrite": "yes"}}.get(

@@ -56,6 +56,12 @@ def test_an_option_that_one_rank_gives_wrongly_fails_all(call: str, option: str,
     assert "rank 1" in errors[0] and option in errors[0]
 
 
+def test_ranks_that_differ_in_strict_all_fail(step: str) -> None:
+    errors = errors_of_ranks(2, jobs.load_strictly_on_one_rank, step)
+    assert len(errors) == 2
+    assert all("strict (False on rank 0, True on rank 1)" in each for each in errors.values())
+
+
 def test_a_destination_of_one_rank_that_cannot_be_filled_fails_all(step: str) -> None:
     errors = errors_of_ranks(2, jobs.load_into_shared_memory_on_one_rank, step)
     assert len(errors) == 2

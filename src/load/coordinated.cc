@@ -34,6 +34,7 @@ namespace varve {
 /// in the metadata's order: names themselves need not be sent.
 struct LoadDifferences {
   SaveId save_id;
+  Strict strict = Strict::kWanted;
   std::vector<std::string> missing;
   std::vector<std::string> mismatched;
   std::vector<ResizedTensor> resized;
@@ -58,9 +59,10 @@ void Fields(Archive& archive, FieldsOf<Archive, ResizedTensor>& resized) {
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, LoadDifferences>& differences) {
-  archive(differences.save_id.bytes, differences.missing, differences.mismatched,
-          differences.resized, differences.unwanted, differences.several, differences.cast_helps,
-          differences.fit_helps, differences.need);
+  archive(differences.save_id.bytes);
+  archive.Enum(differences.strict, Strict::kOff, Strict::kExact, "an unknown way to be strict");
+  archive(differences.missing, differences.mismatched, differences.resized, differences.unwanted,
+          differences.several, differences.cast_helps, differences.fit_helps, differences.need);
 }
 
 template <class Archive>
@@ -102,6 +104,7 @@ Result<LoadDifferences> Compare(const Metadata& metadata, const LoadRequest& req
   NameSet names(request.targets.size());
   std::vector<TargetTensor> whole;  // With kOverlap: those of `usable`, at their own sizes.
   LoadDifferences differences{metadata.save_id,
+                              options.strict,
                               request.missing,
                               request.mismatched,
                               {},
@@ -220,6 +223,20 @@ std::string Sentence(std::string_view title, std::vector<std::string> names) {
   return text;
 }
 
+/// As in Python.
+std::string_view StrictName(Strict strict) {
+  return strict == Strict::kOff ? "False" : strict == Strict::kWanted ? "True" : "\"exact\"";
+}
+
+/// Returns the error of ranks that differ in LoadOptions::strict, which holds for all of them.
+Status CheckStrict(Strict of_0, std::size_t rank, Strict of_rank) {
+  return of_0 == of_rank
+             ? Status::Ok()
+             : InvalidArgument("ranks differ in strict (" + std::string(StrictName(of_0)) +
+                               " on rank 0, " + std::string(StrictName(of_rank)) + " on rank " +
+                               std::to_string(rank) + "); give all ranks the same arguments");
+}
+
 /// Merges the differences of all ranks, on the coordinator; `needs` receives each rank's.
 Result<LoadDifferences> Merge(const Metadata& metadata,
                               const std::vector<std::string>& contributions,
@@ -238,6 +255,8 @@ Result<LoadDifferences> Merge(const Metadata& metadata,
                                 ToString(one.save_id) + " and " + ToString(metadata.save_id) +
                                 "); all ranks must load from one shared file system");
     }
+    merged.strict = rank == 0 ? one.strict : merged.strict;
+    VARVE_RETURN_IF_ERROR(CheckStrict(merged.strict, rank, one.strict));
     needs->push_back(std::move(one.need));
     missing.insert(one.missing.begin(), one.missing.end());
     mismatched.insert(one.mismatched.begin(), one.mismatched.end());
