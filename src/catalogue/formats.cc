@@ -8,6 +8,7 @@
 #include <iterator>
 #include <utility>
 
+#include "catalogue/family.h"
 #include "catalogue/formats/known_format.h"
 #include "catalogue/names.h"
 #include "format/commit_record.h"
