@@ -1,11 +1,12 @@
-// A coordinated save: two exchanges, or three, whatever the number of ranks.
+// A coordinated save: two exchanges, up to four, whatever the number of ranks.
 //   A. Every rank contributes its options and its local plan, which has a fingerprint of each
-//      shard, or says that the plan is as in an earlier save. One more exchange brings what plans
-//      do not have in common, and rank 0 has from no earlier save (plans/plan_exchange.cc). The
-//      coordinator checks that the options agree (plans/terms.h), settles who writes what, finds
-//      replicas that differ, and checks that the index can be written; where all plans are as
-//      before, it has done so then. Then it claims the name and makes the staging directory
-//      (commit.cc, steps 0-4); each rank learns its part.
+//      shard that other ranks may hold, or says that the plan is as in an earlier save. One more
+//      exchange brings what plans do not have in common, and rank 0 has from no earlier save; one
+//      more the other fingerprints, where ranks hold the same after all
+//      (plans/plan_exchange.cc). The coordinator checks that the options agree (plans/terms.h),
+//      settles who writes what, finds replicas that differ, and checks that the index can be
+//      written; where all plans are as before, it has done so then. Then it claims the name and
+//      makes the staging directory (commit.cc, steps 0-4); each rank learns its part.
 //   B. Every rank writes and syncs its data file, then contributes its checksums. The coordinator
 //      merges them into the manifest and publishes (commit.cc, steps 6-11); all learn the outcome.
 // Ranks that join files of what all have written (JoinedFiles) meet once more before the joining.

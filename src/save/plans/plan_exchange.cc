@@ -1,6 +1,6 @@
 // The ranks of a job mostly hold shards of the same tensors. Their plans then have names, types,
 // shapes and the structure in common. These are larger than the rest: of a plan of 1,000 tensors
-// 41 KB, where boxes and plain values are 7 and fingerprints 8. And from save to save a rank's plan
+// 41 KB, where boxes and plain values are 6 and fingerprints 8. And from save to save a rank's plan
 // changes in its contents alone.
 //   1. Every rank sends digests of the two common parts, and the rest. Where its plan is as in an
 //      earlier save, it sends in place of the rest the number of that agreement, sums over what
@@ -24,7 +24,7 @@
 //      memory for it, settles, and sends the shares.
 //   6. A rank takes no fingerprint of a shard that it expects to hold alone (save/fingerprint.h).
 //      Where the coordinator finds other holders, one more exchange brings the plans of all ranks
-//      with all fingerprints. So nothing is settled without a comparison.
+//      with all fingerprints. So all replicas are compared before a plan is settled.
 // A rank that fails in between contributes its error, as to every exchange.
 
 #include "save/plans/plan_exchange.h"
@@ -42,8 +42,8 @@
 namespace varve {
 namespace {
 
-/// The first byte of the coordinator's replies: this and the number of the exchange, and the rest is
-/// the rank's share; else what the rank is asked for in the next one.
+/// The first byte of the coordinator's replies: this and the number of the exchange, and the rest
+/// is the rank's share; else what the rank is asked for in the next one.
 constexpr char kSettled = 16;
 /// The heads, the parts that the coordinator does not know, and fingerprints.
 constexpr char kMostExchanges = 3;
