@@ -33,10 +33,10 @@ struct Held {
   float value = 0;
 };
 
-/// What ranks sent in a first save, and its report.
+/// The report of a first save, and the messages that each rank sent in it.
 struct Saved {
   SaveReport report;
-  std::vector<int> messages;
+  std::vector<int> messages;       ///< How many.
   std::vector<std::size_t> first;  ///< Bytes of the first message.
 };
 
