@@ -19,19 +19,21 @@ struct Job {
 };
 
 constexpr std::uint64_t kRowsPerRank = 4;
-constexpr std::uint64_t kColumns = 8;
+constexpr std::uint64_t kColumns = 8;  // Of a layer's first tensor; the next one has one more.
+constexpr std::uint64_t kTensorsPerLayer = 9;
 
-constexpr std::uint64_t kElements = kRowsPerRank * kColumns;
+constexpr std::uint64_t kElements = kRowsPerRank * (kColumns + kTensorsPerLayer);
 
 /// Returns the state of one rank in the save of a number: its rows of every tensor, as FSDP shards
-/// them, a value of its own, and the step. `memory` backs it, that of MakeMemory: tensors of one
+/// them, of as many shapes as the tensors of a layer; a value of its own, and the step. `memory` backs it, that of MakeMemory: tensors of one
 /// memory would be tied.
 inline State StateOf(const Job& job, std::uint64_t rank, std::uint64_t save,
                      const std::vector<float>& memory) {
   State state;
   for (std::uint64_t i = 0; i < job.tensors; ++i) {
-    const Dims shape{job.ranks * kRowsPerRank, kColumns};
-    const Box box{{rank * kRowsPerRank, 0}, {kRowsPerRank, kColumns}};
+    const std::uint64_t columns = kColumns + i % kTensorsPerLayer;
+    const Dims shape{job.ranks * kRowsPerRank, columns};
+    const Box box{{rank * kRowsPerRank, 0}, {kRowsPerRank, columns}};
     state.tensors.push_back({"model.layers." + std::to_string(i) + ".attention.weight",
                              DType::kFloat32, shape, box,
                              HostMemory{memory.data() + i * kElements}});
