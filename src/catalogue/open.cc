@@ -203,6 +203,13 @@ Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path,
   }
 }
 
+std::string PathOf(const OpenedIndex& index) {
+  const std::vector<DataFile>& files = index.metadata.files;
+  const bool is_file =
+      files.size() == 1 && index.opened_as == JoinPath(index.directory, files.front().name);
+  return is_file ? index.opened_as : index.home();
+}
+
 bool WasReplaced(Storage& storage, const OpenedIndex& index) {
   const SaveId& id = index.metadata.save_id;
   if (const auto stale = ParseStaleName(BaseName(index.home()));
@@ -240,7 +247,7 @@ Status UnlessReplaced(const Status& read, Storage& storage, const OpenedIndex& i
     return CopyOf(read);
   }
   if (WasReplaced(storage, index)) {
-    return FailedPrecondition(index.home() +
+    return FailedPrecondition(PathOf(index) +
                               " was overwritten by another save, or removed, while it was being "
                               "read; open it again");
   }

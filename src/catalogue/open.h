@@ -22,6 +22,10 @@ Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path,
 Result<OpenedIndex> OpenWanted(Storage& storage, const std::string& path,
                                const std::stop_token& stop = {});
 
+/// Returns the path of a checkpoint for messages: the file of one that was opened as a file, else the
+/// checkpoint's own directory.
+std::string PathOf(const OpenedIndex& index);
+
 /// Returns true when the directory of an index that was opened before no longer holds that save,
 /// but another or none: what looks like damage is an overwrite, which may just have moved the old
 /// checkpoint aside, or a removal. Of other software's formats, which do not name a save, the index

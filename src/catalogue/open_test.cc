@@ -209,6 +209,17 @@ TEST(WasReplaced, TellsOneSaveOfRanksApartFromTheNext) {
   EXPECT_TRUE(WasReplaced(storage, *first));
 }
 
+TEST(UnlessReplaced, NamesTheFileOfACheckpointThatWasOpenedAsAFile) {
+  MemoryStorage storage;
+  ASSERT_TRUE(IsOk(SaveOne(storage, kPath, 1, {.format = Format::kSafetensors})));
+  const std::string file = InPath("model.safetensors");
+  const auto opened = OpenIndex(storage, file);
+  ASSERT_TRUE(IsOk(opened));
+  ASSERT_TRUE(IsOk(storage.Remove(file)));
+  EXPECT_TRUE(FailsWith(UnlessReplaced(NotFound("no such object"), storage, *opened),
+                        StatusCode::kFailedPrecondition, {file + " was overwritten"}));
+}
+
 TEST(WasReplaced, TellsAnOverwriteFromDamageInOtherFormats) {
   for (const Format format : {Format::kDcp, Format::kSafetensors}) {
     MemoryStorage storage;

@@ -302,13 +302,7 @@ Result<TensorMetadata> CheckpointReader::WithHashes(const TensorMetadata& tensor
 }
 
 const std::string& CheckpointReader::directory() const { return impl_->index.home(); }
-std::string CheckpointReader::path() const {
-  const OpenedIndex& index = impl_->index;
-  const std::vector<DataFile>& files = metadata().files;
-  const bool is_file =
-      files.size() == 1 && index.opened_as == JoinPath(index.directory, files.front().name);
-  return is_file ? index.opened_as : index.home();
-}
+std::string CheckpointReader::path() const { return PathOf(impl_->index); }
 const std::string& CheckpointReader::files_directory() const { return impl_->index.directory; }
 const std::vector<std::pair<std::string, std::string>>& CheckpointReader::stored_names() const {
   return impl_->index.stored_names;
