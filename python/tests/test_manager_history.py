@@ -32,6 +32,16 @@ def test_the_history_has_a_line_for_each_event_with_phases_and_rates(tmp_path: P
     assert lines[4]["passed_over"] == {}
 
 
+def test_a_line_that_a_full_disk_cut_off_costs_no_later_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with varve.CheckpointManager(run, every=1) as manager:
+        train(manager, range(1, 2))
+        with (run / _place.HISTORY_NAME).open("a") as history:
+            history.write('{"time": 1796018676.22, "event": "sa')
+        train(manager, range(2, 3))
+    assert [line["event"] for line in _history.read(str(run))] == ["start", "save", "save", "end"]
+
+
 def test_the_metrics_file_is_open_metrics(tmp_path: Path) -> None:
     run = tmp_path / "run"
     file = tmp_path / "varve.prom"

@@ -61,10 +61,13 @@ class Folder:
 
     def add_history(self, event: str, line: str) -> None:
         with self._lock:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
             file = os.open(os.path.join(self._run, HISTORY_NAME), flags, 0o666)
             try:
-                os.write(file, line.encode("utf-8", "replace") + b"\n")
+                # A line that a full disk has cut off stays a line of its own.
+                end = os.lseek(file, 0, os.SEEK_END)
+                cut = b"\n" if end > 0 and os.pread(file, 1, end - 1) != b"\n" else b""
+                os.write(file, cut + line.encode("utf-8", "replace") + b"\n")
             finally:
                 os.close(file)
 
