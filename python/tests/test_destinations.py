@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import types
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +274,17 @@ def test_a_state_that_is_no_dict_is_refused(tmp_path: Path) -> None:
 def test_loading_what_is_not_there_says_so(tmp_path: Path) -> None:
     with pytest.raises(varve.CheckpointNotFoundError, match="there is no checkpoint at"):
         varve.torch.load({}, tmp_path / "c")
+
+
+def test_a_value_in_a_read_only_mapping_is_a_mismatch_and_nothing_changes(tmp_path: Path) -> None:
+    varve.torch.save({"config": {"lr": 1, "w": tensor(1)}, "model": tensor(1)}, tmp_path / "c")
+    config = types.MappingProxyType({"lr": 0, "w": tensor(0)})
+    state = {"config": config, "model": tensor(0)}
+    with pytest.raises(
+        varve.InvalidArgumentError, match=r"config\.lr .*read-only mapping: make it"
+    ):
+        varve.torch.load(state, tmp_path / "c")
+    assert not state["model"].any() and not config["w"].any()
+    report = varve.torch.load(state, tmp_path / "c", strict=False)
+    assert len(report.mismatched) == 1 and config["lr"] == 0
+    assert state["model"].all() and config["w"].all(), "tensors are filled where they are"

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from varve._inside import Inside, inside_of
-from varve._match_objects import STEP, attribute_setter, item_setter, match_object
+from varve._match_objects import STEP, attribute_setter, item_setter, match_object, read_only
 from varve._objects import Objects, Source
 from varve._remedies import for_plain, for_wrapped, shown_array, shown_kind, unlike_shown
 from varve._select import NameTree, prune
@@ -299,10 +299,10 @@ class Match:
             for fqn, leaf in leaves(stored, path)
         )
 
-    def _held(self, value: Any) -> list[Any]:
+    def _held(self, value: Any, path: str = "") -> list[Any]:
         """Returns the tensors in a value."""
         flat = Flattener(self._rank, self._is_tensor, lambda _tensor: "")
-        flat._visit(value, "")
+        flat._visit(value, path)
         return [tensor for _, tensor in flat.tensors]
 
     def _merge(
@@ -367,9 +367,7 @@ class Match:
         partly = self._keys is not None and not all(
             self._wants(fqn) for fqn, _ in leaves(stored, path)
         )
-        keeps = partly or (
-            not self._takes_all and any(self._tensors_in(item, path) for item in surplus)
-        )
+        keeps = partly or (not self._takes_all and any(self._held(item, path) for item in surplus))
         if keeps:
             # Cutting the list would silently drop memory that was to be filled.
             for i, item in enumerate(surplus, len(stored)):
@@ -407,12 +405,17 @@ class Match:
         if isinstance(stored, ObjectLeaf) and path not in self._stored_objects:
             self.missing.append(path)  # The structure is not the checkpoint's own.
             return
+        if replace is read_only:
+            self.differ(
+                path, stored, f"{shown_kind(stored)}, wanted in a read-only mapping: make it a dict"
+            )
+            return
         inside = None
         if not self._takes_all:
             array = shown_array(value, stored)
             inside = inside_of(value, self._arrays, self._hollow, self._cast)
             fillable = inside is None or isinstance(stored, ObjectLeaf)
-            if array or not fillable or self._tensors_in(value, path):
+            if array or not fillable or self._held(value, path):
                 # Memory to be filled would silently be dropped.
                 unfilled = array or f"{shown_kind(value)} with tensors"
                 self.differ(path, stored, f"{shown_kind(stored)}, wanted {unfilled}")
@@ -426,11 +429,6 @@ class Match:
         """Notes that what is stored under a path, shown in `how`, cannot take the place of what is there."""
         self.mismatched.append(f"{path} (stored {how})")
         self.known.extend(fqn for fqn, _ in leaves(stored, path))
-
-    def _tensors_in(self, value: Any, path: str) -> bool:
-        flat = Flattener(self._rank, self._is_tensor, lambda _tensor: "")
-        flat._visit(value, path)
-        return bool(flat.tensors)
 
     def _build(self, stored: Any, path: str) -> list[Any]:
         """Plans a new tree; the returned box holds it once everything has been read."""

@@ -9,6 +9,7 @@ from varve._objects import Entry, Planned
 from varve._remedies import shown_kind
 from varve._tree import join, leaves
 from varve._values import ObjectLeaf, TensorLeaf
+from varve.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from varve._match import Match
@@ -20,7 +21,15 @@ Setter = Callable[[Any], None]
 STEP = ".step"
 
 
+def read_only(_value: Any) -> None:
+    """Is the setter of an item whose mapping takes none."""
+    raise InvalidArgumentError("an item of a read-only mapping cannot be replaced; make it a dict")
+
+
 def item_setter(container: Any, key: Any) -> Setter:
+    if not hasattr(container, "__setitem__"):
+        return read_only
+
     def set_item(value: Any) -> None:
         container[key] = value
 
