@@ -7,6 +7,7 @@ import errno
 import os
 import pickle
 import re
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +97,20 @@ def test_a_full_disk_has_the_errno_of_the_system(tmp_path: Path) -> None:
     assert (error.code, error.errno, error.rank) == ("OutOfSpace", errno.EFBIG, 0)
     assert error.filename is not None
     assert str(tmp_path) in error.filename
+
+
+def test_a_save_whose_directory_is_removed_meanwhile_finds_no_checkpoint_missing(
+    tmp_path: Path,
+) -> None:
+    def clean_up(done: int, of: int) -> None:
+        if done == of:
+            for staging in tmp_path.glob(".a.varve-saving-*"):
+                shutil.rmtree(staging)
+
+    expected = r"\.a\.varve-saving-\w+ was removed while the save wrote there.*save again"
+    with pytest.raises(varve.UnavailableError, match=expected):
+        varve.save({"w": np.ones(3)}, tmp_path / "a", progress=clean_up)
+    varve.save({"w": np.ones(3)}, tmp_path / "a")
 
 
 def test_damage_names_the_checkpoint(tmp_path: Path) -> None:

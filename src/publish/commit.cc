@@ -331,8 +331,13 @@ Status CheckFilesAreThere(Storage& storage, const std::string& directory,
     auto entries = folders.find(folder);
     if (entries == folders.end()) {
       auto listed = storage.List(folder);
-      if (!listed.ok() &&
-          (folder == directory || listed.status().code() != StatusCode::kNotFound)) {
+      const bool is_gone = listed.status().code() == StatusCode::kNotFound;
+      if (is_gone && folder == directory) {
+        return Unavailable(directory +
+                           " was removed while the save wrote there, by another program or by "
+                           "`varve gc` on another machine; save again");
+      }
+      if (!listed.ok() && !is_gone) {
         return listed.status();
       }
       entries = folders.emplace(folder, Entries()).first;
