@@ -46,6 +46,33 @@ def test_steps_in_quarantine_alone_are_no_new_run(tmp_path: Path) -> None:
         manager.resume(state())
 
 
+def test_a_step_that_was_passed_over_and_saved_again_is_the_newest_of_the_next_resume(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    with varve.CheckpointManager(run, every=1) as manager:
+        train(manager, range(1, 4))
+        flip(next((run / "step-00000003").glob("data-*")))
+        assert manager.resume(state()) == 2
+        train(manager, [3])
+        assert manager.resume(state()) == 3
+
+
+def test_a_step_saved_again_after_a_resume_that_found_nothing_whole_is_resumed_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    with varve.CheckpointManager(run, every=1) as manager:
+        train(manager, [1])
+    flip(next((run / "step-00000001").glob("data-*")))
+    with varve.CheckpointManager(run, every=1) as manager:
+        with pytest.raises(varve.CorruptCheckpointError, match="no whole step is left"):
+            manager.resume(state())
+        train(manager, [1])
+        assert manager.resume(state()) == 1
+    assert "does a host or a disk read badly" not in caplog.text
+
+
 @pytest.mark.parametrize("verify", ["index", "full"])
 @pytest.mark.parametrize("damage", ["bit", "cut", "missing"])
 def test_a_step_whose_manifest_alone_is_damaged_is_repaired_and_resumed_from(

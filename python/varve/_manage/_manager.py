@@ -224,6 +224,7 @@ class Manager(RunSteps):
         self._backend.drain()  # What this job has saved counts.
         self._backend.wait_for_agent(self._run, _AGENT_TIMEOUT)
         self._backend.outcomes("ok")  # All agents are done before rank 0 looks.
+        self._places.begin_resume()
         began = time.monotonic()
         while True:
             chosen = self._backend.of_rank_0("choose a step to resume from", self._choose)

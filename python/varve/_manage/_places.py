@@ -88,6 +88,11 @@ class Places:
         unclaimed = self.locks.get(where) is None and manage.is_in_object_store(where)
         return not unclaimed and self.still_ours(where, if_unknown=False)
 
+    def begin_resume(self) -> None:
+        """Called before the first `choose` of a resume."""
+        for chooser in self._choosers.values():
+            chooser.begin()
+
     def choose(self) -> Chosen | None:
         """Returns the newest good step of both: the local one of equal ones. None where there is none.
 

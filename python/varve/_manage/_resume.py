@@ -53,6 +53,11 @@ class Chooser:
         self._told = False  # Of the misnamed steps.
         self._counted: set[str] = set()  # The steps of which the file counts this job's restart.
 
+    def begin(self) -> None:
+        """Forgets what an earlier resume has left out: it may have been saved anew since."""
+        self.passed_over.clear()
+        self._damaged.clear()
+
     def choose(self) -> manage.RunStep | None:
         """Returns the step to resume from; None where there is nothing to resume.
 
