@@ -10,6 +10,7 @@
 #include "catalogue/family.h"
 #include "catalogue/formats.h"
 #include "catalogue/open.h"
+#include "catalogue/read_lock.h"
 #include "catalogue/scan.h"
 #include "catalogue/side_files.h"
 #include "catalogue/verify_foreign.h"
@@ -23,10 +24,10 @@ namespace {
 
 class Verifier {
  public:
-  Verifier(Storage& storage, OpenedIndex opened, const ProgressFunction& progress,
+  Verifier(Storage& storage, const OpenedIndex& opened, const ProgressFunction& progress,
            const std::stop_token& stop)
       : storage_(storage),
-        opened_(std::move(opened)),
+        opened_(opened),
         progress_(progress),
         stop_(stop),
         total_(opened_.metadata.TotalBytes()) {}
@@ -150,7 +151,7 @@ class Verifier {
   }
 
   Storage& storage_;
-  OpenedIndex opened_;
+  const OpenedIndex& opened_;
   const ProgressFunction& progress_;
   const std::stop_token& stop_;
   std::uint64_t total_;
@@ -165,7 +166,7 @@ Result<VerifyReport> Verify(const std::string& path, Storage& given,
                             const ProgressFunction& progress, const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, given));
   Storage& storage = WithoutCache(given);  // A copy of before would hide damage.
-  auto opened = OpenWanted(storage, where, stop);
+  const auto opened = OpenLocked(storage, where, stop);
   if (opened.status().code() == StatusCode::kDataLoss) {
     std::vector<Damage> damages;
     const auto rest = OpenDespiteDamage(storage, where, &damages, stop);
@@ -180,10 +181,18 @@ Result<VerifyReport> Verify(const std::string& path, Storage& given,
     return report;
   }
   VARVE_RETURN_IF_ERROR(opened.status());
-  if (opened->metadata.format != Format::kVarve) {
-    return VerifyForeign(storage, *opened, progress, stop).Annotate("verify " + where);
+  const OpenedIndex& index = opened->index;
+  auto report = index.metadata.format == Format::kVarve
+                    ? Verifier(storage, index, progress, stop).Run()
+                    : VerifyForeign(storage, index, progress, stop);
+  if (report.ok() && !report->clean()) {
+    // A save may have replaced the files meanwhile, or a removal taken them: no damage.
+    if (Status status = UnlessReplaced(DataLoss("damaged"), storage, index);
+        status.code() != StatusCode::kDataLoss) {
+      return status.Annotate("verify " + where);
+    }
   }
-  return Verifier(storage, std::move(*opened), progress, stop).Run().Annotate("verify " + where);
+  return std::move(report).Annotate("verify " + where);
 }
 
 }  // namespace varve

@@ -12,6 +12,7 @@
 #include "crash/saves.h"
 #include "support/temp_dir.h"
 #include "varve/catalogue.h"
+#include "varve/manage.h"
 
 namespace varve::test::race_test {
 namespace {
@@ -286,6 +287,52 @@ TEST(ReaderDuringOverwrite, NeverReadsAMixWhenTheSaveComesInBetween) {
         });
     EXPECT_GE(points, 6);
   }
+}
+
+/// Verifies; DataLoss where damage is found.
+Status Verified(Storage& storage) {
+  const auto report = Verify(kPath, storage);
+  VARVE_RETURN_IF_ERROR(report.status());
+  return report->clean() ? Status::Ok() : DataLoss(report->damages.front().problem);
+}
+
+TEST(VerifyDuringOverwrite, FindsNoDamageWhenTheSaveComesInBetween) {
+  const JobState old(1, 1);
+  const JobState job(2, 1);
+  for (const bool exchange : {true, false}) {
+    MemoryStorage base({.exchange = exchange});
+    ASSERT_TRUE(IsOk(SaveAlone(old, kPath, base, false)));
+    AtEveryOperation(
+        base, Verified, [&](Storage& s) { return SaveAlone(job, kPath, s, true); },
+        [](MemoryStorage&, const Status& outcome, const Status& saved) {
+          EXPECT_TRUE(IsOk(saved));
+          EXPECT_TRUE(outcome.ok() || outcome.code() == StatusCode::kFailedPrecondition)
+              << outcome.ToString();
+        });
+  }
+}
+
+TEST(VerifyDuringRemoval, FindsNoDamageWhereverTheRemovalComesIn) {
+  const JobState job(1, 1);
+  MemoryStorage base;
+  ASSERT_TRUE(IsOk(SaveAlone(job, kPath, base, false)));
+  AtEveryOperation(
+      base, Verified, [&](Storage& s) { return RemoveCheckpoint(kPath, DryRun::kNo, s).status(); },
+      [](MemoryStorage&, const Status& outcome, const Status& removed) {
+        EXPECT_TRUE(IsOk(removed));
+        EXPECT_NE(outcome.code(), StatusCode::kDataLoss) << outcome.ToString();
+      });
+}
+
+TEST(VerifyDuringRemoval, KeepsTheStepFromTheRulesOfItsRun) {
+  const TempDir dir;
+  const std::string path = dir / "step-1";
+  ASSERT_TRUE(IsOk(SaveAlone(JobState(1, 1), path, PosixStorage(), false)));
+  Status removed;
+  const auto report = Verify(path, PosixStorage(),
+                             [&](std::uint64_t, std::uint64_t) { removed = RemoveStep(path); });
+  EXPECT_TRUE(FailsWith(removed, StatusCode::kFailedPrecondition, {"is being read"}));
+  EXPECT_TRUE(report.ok() && report->clean());
 }
 
 }  // namespace
