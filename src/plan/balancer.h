@@ -34,6 +34,12 @@ struct Shard {
   [[nodiscard]] const PlannedTensor& item() const { return *holders[0].item; }
 };
 
+/// A shard to be poured, of one of the tensors that its item stands for.
+struct Poured {
+  const Shard* shard = nullptr;
+  std::uint32_t member = 0;
+};
+
 /// A shard that is part of a value's archive.
 struct Part {
   const Shard* shard = nullptr;
@@ -57,9 +63,12 @@ class Balancer {
     plan_.ranks.resize(rank_count);
   }
 
-  void Assign(const Held& holder, Box box) {
-    load_[holder.rank] += Volume(box.sizes) * ItemSize(holder.item->dtype());
+  void Assign(const Held& holder, Box box, std::uint32_t member = ChunkAssignment::kAllMembers) {
+    const bool all = member == ChunkAssignment::kAllMembers;
+    load_[holder.rank] +=
+        Volume(box.sizes) * ItemSize(holder.item->dtype()) * (all ? holder.item->alike : 1);
     ChunkAssignment chunk{holder.index};
+    chunk.member = holder.item->alike > 1 ? member : ChunkAssignment::kAllMembers;
     if (!(box == holder.item->box)) {
       chunk.part = std::make_shared<const Box>(std::move(box));
     }
@@ -67,33 +76,35 @@ class Balancer {
   }
 
   /// Pours shards that all have the same holders.
-  void Pour(std::vector<const Shard*> group) {
-    std::stable_sort(group.begin(), group.end(),
-                     [](const Shard* a, const Shard* b) { return a->bytes > b->bytes; });
-    const Holders ranks = group.front()->holders;
+  void Pour(std::vector<Poured> group) {
+    std::stable_sort(group.begin(), group.end(), [](const Poured& a, const Poured& b) {
+      return a.shard->bytes > b.shard->bytes;
+    });
+    const Holders ranks = group.front().shard->holders;
     std::uint64_t total = 0;
-    for (const Shard* shard : group) {
-      total += shard->bytes;
+    for (const Poured& one : group) {
+      total += one.shard->bytes;
     }
     const std::uint64_t level = Level(ranks, total);
     std::size_t holder = 0;
-    for (const Shard* shard : group) {
-      std::vector<Box> rest{shard->item().box};  // Not assigned yet; the last box goes first.
+    for (const Poured& one : group) {
+      const Shard& shard = *one.shard;
+      std::vector<Box> rest{shard.item().box};  // Not assigned yet; the last box goes first.
       while (!rest.empty()) {
-        if (replicas_ == Replicas::kWhole || shard->bytes <= kMinCutBytes ||
+        if (replicas_ == Replicas::kWhole || shard.bytes <= kMinCutBytes ||
             holder == ranks.size()) {
-          Assign(shard->holders[Lightest(ranks)], TakeLast(&rest));
+          Assign(shard.holders[Lightest(ranks)], TakeLast(&rest), one.member);
           continue;
         }
         const std::uint64_t load = load_[ranks[holder].rank];
         const std::uint64_t room = load < level ? level - load : 0;
         // A little over the level beats a crumb: a remainder of a few elements is a chunk too.
-        if (Volume(rest.back().sizes) * ItemSize(shard->item().dtype()) <= room + kCrumbBytes) {
-          Assign(shard->holders[holder], TakeLast(&rest));
+        if (Volume(rest.back().sizes) * ItemSize(shard.item().dtype()) <= room + kCrumbBytes) {
+          Assign(shard.holders[holder], TakeLast(&rest), one.member);
         } else if (room < kMinCutBytes) {
           ++holder;
         } else {
-          Cut(shard->holders[holder], room, &rest);
+          Cut(shard.holders[holder], room, one.member, &rest);
         }
       }
     }
@@ -168,7 +179,7 @@ class Balancer {
   /// Assigns as much of the front of the last box as fits `room`, in slices of its outermost
   /// divisible dimension. Where not one slice fits, the first slice becomes a box of its own, to be
   /// cut along the dimensions inside: a tensor with a short first dimension spreads like any other.
-  void Cut(const Held& holder, std::uint64_t room, std::vector<Box>* rest) {
+  void Cut(const Held& holder, std::uint64_t room, std::uint32_t member, std::vector<Box>* rest) {
     Box& box = rest->back();
     std::size_t d = 0;
     while (box.sizes[d] == 1) {  // Ends: the box is larger than `room`, so than one element.
@@ -182,7 +193,7 @@ class Balancer {
     box.offsets[d] += front.sizes[d];
     box.sizes[d] -= front.sizes[d];
     if (slices > 0) {
-      Assign(holder, std::move(front));
+      Assign(holder, std::move(front), member);
     } else {
       rest->push_back(std::move(front));
     }

@@ -18,7 +18,7 @@ constexpr std::uint64_t kFileNameBytes = 48;  // Of a data file, see DataFileNam
 }  // namespace
 
 ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan& settled,
-                          std::uint64_t block_bytes) {
+                          std::uint64_t block_bytes, const std::vector<SharedSpec>& hidden) {
   ManifestCounts counts{.files = plans.size(), .name_bytes = plans.size() * kFileNameBytes};
   NameSet tensors(plans.empty() ? 0 : plans[0].tensors.size());
   std::uint64_t variants = 0;
@@ -28,14 +28,20 @@ ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan
       counts.dims += item.shape().size();
     }
   };
+  for (const SharedSpec& spec : hidden) {
+    counts.name_bytes += spec->fqn.size();
+    counts.dims += spec->shape.size();
+  }
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     const RankAssignment& assignment = settled.ranks[rank];
     std::uint64_t bytes = assignment.structure.size();
     for (const ChunkAssignment& chunk : assignment.chunks) {
       const PlannedTensor& item = plans[rank].tensors[chunk.item];
       const Dims& sizes = chunk.BoxIn(plans[rank]).sizes;
-      bytes += Volume(sizes) * ItemSize(item.dtype());
-      counts.dims += 2 * sizes.size();
+      const std::uint64_t times = chunk.member == ChunkAssignment::kAllMembers ? item.alike : 1;
+      bytes += Volume(sizes) * ItemSize(item.dtype()) * times;
+      counts.dims += 2 * sizes.size() * times;
+      counts.chunks += times;
       count_name(item);
     }
     for (const VariantAssignment& variant : assignment.tensor_variants) {
@@ -64,11 +70,10 @@ ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan
       bytes += plans[rank].objects[object].bytes;
       counts.name_bytes += plans[rank].objects[object].fqn.size();
     }
-    counts.chunks += assignment.chunks.size();
     counts.objects += assignment.objects.size();
     counts.blocks += DivideUp(bytes, block_bytes);
   }
-  counts.tensors = tensors.size() + variants;
+  counts.tensors = tensors.size() + hidden.size() + variants;
   return counts;
 }
 

@@ -11,9 +11,10 @@
 
 namespace varve {
 
-/// Counts what the manifest of a native save will hold. `settled` is of `plans`.
+/// Counts what the manifest of a native save will hold. `settled` is of `plans`, which may be
+/// folded; then `hidden` has FoldedPlans::hidden.
 ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan& settled,
-                          std::uint64_t block_bytes);
+                          std::uint64_t block_bytes, const std::vector<SharedSpec>& hidden = {});
 
 /// Returns a number of bytes that every header of this assignment exceeds.
 std::uint64_t HeaderBytesAtLeast(const LocalPlan& plan, const RankAssignment& assignment);

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "plan/file_plan.h"
+#include "plan/fold.h"
 #include "plan/save_plan.h"
 #include "plan/spec_table.h"
 #include "support/plans.h"
@@ -126,6 +127,8 @@ TEST(PlanCodec, SurvivesAnyChangedByte) {
         Bytes bytes = good;
         bytes[at] = static_cast<char>(byte);
         (void)DecodeShares(bytes, sent.specs);
+        const EncodedPlan plan{&sent.specs, bytes};
+        (void)FoldPlans(std::vector<EncodedPlan>(2, plan));
         (void)SpecTable::Decode(bytes);
         (void)DecodeAssignment(bytes);
         (void)DecodeReceipt(bytes);

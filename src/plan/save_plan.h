@@ -42,13 +42,15 @@ struct PlannedTensor {
   /// The object of the same plan in whose archive this tensor is a storage
   /// (SourceObject::storages). One rank writes both, and the tensor whole.
   std::optional<std::uint32_t> part_of{};
+  /// So many tensors of the rank's plan are one item: more than one in folded plans alone (fold.h).
+  std::uint32_t alike = 1;
 
   [[nodiscard]] const std::string& fqn() const { return of->fqn; }
   [[nodiscard]] DType dtype() const { return of->dtype; }
   [[nodiscard]] const Dims& shape() const { return of->shape; }
   friend bool operator==(const PlannedTensor& a, const PlannedTensor& b) {
     return AreEqual(a.of, b.of) && a.box == b.box && a.fingerprint == b.fingerprint &&
-           a.tied_to == b.tied_to && a.part_of == b.part_of;
+           a.tied_to == b.tied_to && a.part_of == b.part_of && a.alike == b.alike;
   }
 };
 
@@ -70,16 +72,22 @@ struct LocalPlan {
 
 /// One of the rank's own shards, or a part of it: `item` indexes LocalPlan::tensors.
 struct ChunkAssignment {
+  static constexpr std::uint32_t kAllMembers = ~std::uint32_t{0};
+
   std::uint32_t item = 0;
   /// The part's box in the whole tensor; null where it is all of the shard, as it mostly is.
   std::shared_ptr<const Box> part{};
+  /// Of the tensors that a folded plan's item stands for (PlannedTensor::alike), the one that is
+  /// meant.
+  std::uint32_t member{kAllMembers};
 
   /// `plan` is the rank's.
   [[nodiscard]] const Box& BoxIn(const LocalPlan& plan) const {
     return part ? *part : plan.tensors[item].box;
   }
   friend bool operator==(const ChunkAssignment& a, const ChunkAssignment& b) {
-    return a.item == b.item && (a.part == b.part || (a.part && b.part && *a.part == *b.part));
+    return a.item == b.item && a.member == b.member &&
+           (a.part == b.part || (a.part && b.part && *a.part == *b.part));
   }
 };
 
@@ -114,8 +122,8 @@ struct SettledPlan {
   std::vector<std::string> differing_objects;
   /// Tensors with a shard whose replicas have different fingerprints. Sorted.
   std::vector<std::string> differing_tensors;
-  /// A shard that several ranks hold is kUnhashed on some of them. Then nothing else here is of
-  /// use: the plans must be settled with its fingerprints.
+  /// A shard that several ranks hold is kUnhashed on some of them, or differs and stands for several
+  /// tensors. Then nothing else here is of use: unfolded plans with all fingerprints are needed.
   bool lacks_fingerprints = false;
   friend bool operator==(const SettledPlan&, const SettledPlan&) = default;
 };

@@ -24,6 +24,11 @@
 //      rule), so a group is cut at most in one place per holder. Small ones then go, largest first,
 //      to the holder with the fewest bytes. With Replicas::kWhole all do: of replicas that differ
 //      where no sample was taken, a cut would store a mix.
+//
+// In folded plans an item stands for several tensors that are alike (fold.h). A shard with one
+// holder is written by it for all of them, and counts as many times its bytes. Of shards with
+// several holders each tensor's is poured for itself, in step 4. Where replicas of such a shard
+// differ, plans that are not folded are needed, for some of its tensors may be equal.
 
 #include <algorithm>
 #include <cstddef>
@@ -54,6 +59,7 @@ using settling::Balancer;
 using settling::Held;
 using settling::Holders;
 using settling::Part;
+using settling::Poured;
 using settling::RanksOf;
 using settling::Shard;
 
@@ -352,14 +358,15 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep,
   VARVE_ASSIGN_OR_RETURN(const std::vector<Shard> shards, GroupShards(held));
   std::set<std::string_view> differing;
   Balancer balancer(plans.size(), replicas);
-  std::map<std::vector<std::uint32_t>, std::vector<const Shard*>, FewerHoldersFirst> groups;
+  std::map<std::vector<std::uint32_t>, std::vector<Poured>, FewerHoldersFirst> groups;
   std::vector<const Shard*> diverged;
   std::map<std::string_view, std::vector<Part>> archives;
   bool lacks_fingerprints = false;
   for (const Shard& shard : shards) {
-    lacks_fingerprints = lacks_fingerprints || LacksFingerprints(shard.holders);
-    AddShard(shard.holders, pattern);
     const bool differs = ReplicasDiffer(shard.holders);
+    lacks_fingerprints = lacks_fingerprints || LacksFingerprints(shard.holders) ||
+                         (differs && shard.item().alike > 1);
+    AddShard(shard.holders, pattern);
     if (differs) {
       differing.insert(shard.item().fqn());
     }
@@ -370,7 +377,10 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep,
     } else if (differs || shard.holders.size() == 1) {
       balancer.Assign(shard.holders[0], shard.item().box);
     } else {
-      groups[RanksOf(shard.holders)].push_back(&shard);
+      std::vector<Poured>& group = groups[RanksOf(shard.holders)];
+      for (std::uint32_t member = 0; member < shard.item().alike; ++member) {
+        group.push_back({&shard, member});
+      }
     }
   }
   std::stable_sort(diverged.begin(), diverged.end(),

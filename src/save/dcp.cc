@@ -286,7 +286,8 @@ std::string_view ShardedClassAround(const Value& structure, std::string_view pat
   return {};
 }
 
-/// Returns whether ranks hold a tensor whole, not in shards of its own.
+/// Returns whether ranks hold a tensor whole, not in shards of its own. It is one whose replicas
+/// differ, so folded plans name it.
 bool IsHeldWhole(const std::vector<LocalPlan>& plans, std::string_view fqn) {
   return std::any_of(plans.begin(), plans.end(), [&](const LocalPlan& plan) {
     return std::any_of(plan.tensors.begin(), plan.tensors.end(), [&](const PlannedTensor& tensor) {
@@ -384,6 +385,7 @@ Result<CheckpointIndex> MakeDcpIndex(const SettledSave& settled,
 const WrittenFormat kDcpFormat{.format = Format::kDcp,
                                .rank_local = false,
                                .holds_variants = false,
+                               .takes_folded = true,
                                .check = CheckDcp,
                                .lay_out = LayOutDcpFile,
                                .index_name = kDcpIndexName,

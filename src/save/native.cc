@@ -18,7 +18,8 @@
 namespace varve {
 
 Status CheckNative(const SettledSave& settled, const FileIdentity& identity) {
-  return CheckManifestSize(CountIndex(settled.plans, settled.settled, identity.block_bytes));
+  return CheckManifestSize(
+      CountIndex(settled.plans, settled.settled, identity.block_bytes, settled.hidden));
 }
 
 Result<RankFile> LayOutNative(const State* state, const SettledSave& settled,
@@ -94,6 +95,7 @@ Result<CheckpointIndex> MakeIndex(const SettledSave& settled,
 const WrittenFormat kNativeFormat{.format = Format::kVarve,
                                   .rank_local = true,
                                   .holds_variants = true,
+                                  .takes_folded = true,
                                   .check_own = CheckOwnHeaderSize,
                                   .check = Check,
                                   .lay_out = LayOutFile,

@@ -38,6 +38,8 @@ struct SettledSave {
   /// on the coordinator: `others` has them afterwards.
   std::vector<LocalPlan> plans;
   SettledPlan settled;
+  /// While a save is settled, of folded plans: FoldedPlans::hidden.
+  std::vector<SharedSpec> hidden;
   /// On the coordinator of a coordinated save, once it is settled.
   std::shared_ptr<const RankPlans> others;
   /// Values of other sizes than in `others`, by rank.

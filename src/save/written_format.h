@@ -66,6 +66,8 @@ struct WrittenFormat {
   bool rank_local = false;
   /// True where it can hold several values of one name (format/variants.h).
   bool holds_variants = false;
+  /// True where `check` takes folded plans (plan/fold.h) too, and there is no `place`.
+  bool takes_folded = false;
   /// Checks on each rank what is known before the plans of `writers` ranks are exchanged; null
   /// where there is nothing. Errors: InvalidArgument.
   Status (*check_own)(const LocalPlan& plan, int writers) = nullptr;

@@ -35,7 +35,7 @@ void Fields(Archive& archive, FieldsOf<Archive, ComparedItems::Run>& run) {
 
 /// The part of a settled plan that a rank is told.
 struct SettledShare {
-  RankAssignment assignment;
+  std::string_view assignment;  ///< Encoded.
   Bytes placement;
   Hash128 agreement;  ///< Zero where the coordinator keeps none.
   std::vector<ComparedItems::Run> compared;
@@ -180,8 +180,8 @@ Status PlanAgreement::Exchange(Coordinator& coordinator, std::string_view what, 
     });
   }
   mine.complete = [&](bool all) { return Complete(coordinator.size(), all); };
-  mine.settle = [&](std::vector<LocalPlan> others, RankPlans encoded, bool missed) {
-    return Settle(std::move(others), std::move(encoded), missed, claim);
+  mine.settle = [&](GatheredPlans::Taken others, bool missed) {
+    return Settle(std::move(others), missed, claim);
   };
   mine.settle_as_before = [&](const std::shared_ptr<const Agreement>& before,
                               std::map<std::uint32_t, std::vector<ObjectSize>> sizes) {
@@ -207,51 +207,68 @@ Status PlanAgreement::MakeIdentity(std::size_t ranks) {
   return Status::Ok();
 }
 
+/// Checks what was settled as the format wants it, and returns WrittenFormat::place of each rank;
+/// empty where there is none. The format sees the plans of all ranks.
+Result<std::vector<Bytes>> PlanAgreement::CheckAndPlace(SettledPlans* all) {
+  const WrittenFormat& format = FormatOf(*settled_);
+  std::vector<LocalPlan> own = std::exchange(settled_->plans, std::move(all->plans));
+  settled_->settled = std::move(all->settled);
+  settled_->hidden = std::move(all->hidden);
+  std::vector<Bytes> placements;
+  const auto ask = [&]() -> Status {
+    VARVE_RETURN_IF_ERROR(format.check(*settled_));
+    if (format.place != nullptr) {
+      VARVE_ASSIGN_OR_RETURN(placements, format.place(settled_));
+      settled_->placement = placements[0];  // What follows looks at it.
+    }
+    settled_->joins = format.joined != nullptr && format.joined->is_needed(*settled_);
+    return Status::Ok();
+  };
+  Status asked = ask();
+  all->plans = std::exchange(settled_->plans, std::move(own));
+  all->settled = std::move(settled_->settled);
+  settled_->hidden.clear();
+  VARVE_RETURN_IF_ERROR(std::move(asked));
+  return placements;
+}
+
 /// Settles the plans of all ranks, on the coordinator within the exchange. Returns none where
 /// fingerprints lack.
-Result<std::vector<std::string>> PlanAgreement::Settle(std::vector<LocalPlan> others,
-                                                       RankPlans encoded, bool missed,
+Result<std::vector<std::string>> PlanAgreement::Settle(GatheredPlans::Taken others, bool missed,
                                                        const ClaimFunction& claim) {
-  std::vector<LocalPlan>& plans = settled_->plans;
-  SettledPlan& settled = settled_->settled;
-  std::move(others.begin(), others.end(), std::back_inserter(plans));
   const WrittenFormat& format = FormatOf(*settled_);
   const OnDifference on_difference = call_.options.on_difference;
   const bool keeps = format.holds_variants && on_difference != OnDifference::kFirst;
-  std::optional<ReplicaPattern> pattern;
-  if (agreements_ != nullptr) {
-    pattern.emplace(plans);
-  }
   const bool cuts = call_.options.check_replicas == CheckReplicas::kFull;
-  VARVE_ASSIGN_OR_RETURN(settled, varve::Settle(plans, keeps ? Differing::kKeep : Differing::kFirst,
-                                                pattern ? &*pattern : nullptr,
-                                                cuts ? Replicas::kCut : Replicas::kWhole));
-  if (settled.lacks_fingerprints) {
-    plans.resize(1);
+  VARVE_ASSIGN_OR_RETURN(SettledPlans all,
+                         SettlePlans(settled_->plan(), others,
+                                     {.differing = keeps ? Differing::kKeep : Differing::kFirst,
+                                      .replicas = cuts ? Replicas::kCut : Replicas::kWhole,
+                                      .has_pattern = agreements_ != nullptr,
+                                      .may_fold = format.takes_folded}));
+  if (all.settled.lacks_fingerprints) {
     return std::vector<std::string>();
   }
-  VARVE_RETURN_IF_ERROR(CheckReplicasAgree(settled, on_difference));
-  VARVE_RETURN_IF_ERROR(MakeIdentity(plans.size()));
-  VARVE_RETURN_IF_ERROR(format.check(*settled_));
-  std::vector<SettledShare> shares(plans.size());
-  if (format.place != nullptr) {
-    VARVE_ASSIGN_OR_RETURN(std::vector<Bytes> placements, format.place(settled_));
-    for (std::size_t rank = 0; rank < shares.size(); ++rank) {
-      shares[rank].placement = std::move(placements[rank]);
-    }
-    settled_->placement = shares[0].placement;  // What follows looks at it.
-  }
-  settled_->joins = format.joined != nullptr && format.joined->is_needed(*settled_);
+  VARVE_RETURN_IF_ERROR(CheckReplicasAgree(all.settled, on_difference));
+  VARVE_RETURN_IF_ERROR(MakeIdentity(all.plans.size()));
+  VARVE_ASSIGN_OR_RETURN(std::vector<Bytes> placements, CheckAndPlace(&all));
   VARVE_ASSIGN_OR_RETURN(settled_->claim, claim());
-  encoded.SetAssignments(settled.ranks);
-  settled_->others = std::make_shared<const RankPlans>(std::move(encoded));
+  const auto assignments = all.Assignments();
+  others.plans.SetAssignments(assignments);
+  settled_->others = std::make_shared<const RankPlans>(std::move(others.plans));
+  VARVE_ASSIGN_OR_RETURN(RankAssignment own, DecodeAssignment(*assignments[0]));
+  settled_->settled.ranks.assign(1, std::move(own));
+  settled_->settled.differing_objects = all.settled.differing_objects;
+  settled_->settled.differing_tensors = all.settled.differing_tensors;
+  std::vector<SettledShare> shares(assignments.size());
   for (std::size_t rank = 0; rank < shares.size(); ++rank) {
-    shares[rank].assignment = std::move(settled.ranks[rank]);
+    shares[rank].assignment = *assignments[rank];
+    shares[rank].placement = placements.empty() ? Bytes() : std::move(placements[rank]);
   }
-  settled.ranks.assign(1, shares[0].assignment);
-  plans.resize(1);
-  if (pattern) {
-    Keep(*std::move(pattern), missed, &shares);
+  if (all.pattern) {
+    Keep(std::move(all), missed, &shares);
+  } else {
+    all = {};
   }
   std::vector<std::string> replies(shares.size());
   for (std::size_t rank = 1; rank < shares.size(); ++rank) {
@@ -277,20 +294,20 @@ void PlanAgreement::ReturnFreedMemory() const {
 
 /// Keeps what was settled for later saves, where there is memory for it, and puts its number and
 /// what each rank compares into the shares. On the coordinator.
-void PlanAgreement::Keep(ReplicaPattern pattern, bool missed, std::vector<SettledShare>* shares) {
+void PlanAgreement::Keep(SettledPlans all, bool missed, std::vector<SettledShare>* shares) {
   const Agreements::Next next = agreements_->Settled(missed);
   for (SettledShare& share : *shares) {
     share.forgets_all = next == Agreements::Next::kClear;
   }
   (void)Guarded([&]() -> Status {
-    std::vector<ComparedItems> compared = pattern.Finish();
+    std::vector<ComparedItems> compared = all.FinishPattern();
     if (next != Agreements::Next::kKeep || compared.empty()) {
       return Status::Ok();
     }
     VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
     auto agreement = MakeAgreement({id.bytes}, Terms(), settled_->plan(), settled_->assignment(),
                                    std::move(compared[0]));
-    agreement->pattern = std::move(pattern);
+    agreement->pattern = *std::move(all.pattern);
     agreement->differing_objects = settled_->settled.differing_objects;
     agreement->differing_tensors = settled_->settled.differing_tensors;
     agreement->others = settled_->others;
@@ -347,7 +364,8 @@ Status PlanAgreement::TakeShare() {
     return TakeBefore(share.before);
   }
   settled_->placement = std::move(share.settled->placement);
-  settled_->settled.ranks.push_back(std::move(share.settled->assignment));
+  VARVE_ASSIGN_OR_RETURN(RankAssignment own, DecodeAssignment(share.settled->assignment));
+  settled_->settled.ranks.push_back(std::move(own));
   if (agreements_ != nullptr) {
     KeepOwn(*share.settled);
   }

@@ -18,6 +18,7 @@
 #include "save/plans/agreements.h"
 #include "save/plans/plan_exchange.h"
 #include "save/plans/rank_plans.h"
+#include "save/plans/settle_plans.h"
 #include "save/settled.h"
 #include "varve/checkpoint.h"
 #include "varve/coordinator.h"
@@ -62,9 +63,10 @@ class PlanAgreement {
   Status MakePlan(Coordinator& coordinator, const Status& ready);
   Status Complete(int ranks, bool all);
   Status MakeIdentity(std::size_t ranks);
-  Result<std::vector<std::string>> Settle(std::vector<LocalPlan> others, RankPlans encoded,
-                                          bool missed, const ClaimFunction& claim);
-  void Keep(ReplicaPattern pattern, bool missed, std::vector<SettledShare>* shares);
+  Result<std::vector<std::string>> Settle(GatheredPlans::Taken others, bool missed,
+                                          const ClaimFunction& claim);
+  Result<std::vector<Bytes>> CheckAndPlace(SettledPlans* all);
+  void Keep(SettledPlans all, bool missed, std::vector<SettledShare>* shares);
   Result<std::vector<std::string>> SettleAsBefore(
       const Agreement& before, std::map<std::uint32_t, std::vector<ObjectSize>> sizes,
       const ClaimFunction& claim);

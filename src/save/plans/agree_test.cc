@@ -36,7 +36,8 @@ using test::Random;
 using test::TempDir;
 
 constexpr std::uint64_t kColumns = 8;
-/// A plan of kLayers tensors has some thousand bytes.
+/// Half of the layers have one shape; of the others each has its own, so that a plan has more than
+/// kFewBytes.
 constexpr int kLayers = 200;
 constexpr std::size_t kFewBytes = 600;
 
@@ -47,7 +48,9 @@ class Job {
     for (std::uint64_t rank = 0; rank < ranks; ++rank) {
       State& state = states_[rank];
       for (int i = 0; i < kLayers; ++i) {
-        AddTensor(rank, "layer" + std::to_string(i), {ranks, kColumns}, {{rank, 0}, {1, kColumns}},
+        const std::uint64_t columns =
+            kColumns + static_cast<std::uint64_t>(std::max(0, i - kLayers / 2));
+        AddTensor(rank, "layer" + std::to_string(i), {ranks, columns}, {{rank, 0}, {1, columns}},
                   static_cast<float>(i));
       }
       AddTensor(rank, "norm", {kColumns}, {{0}, {kColumns}}, 1);

@@ -195,19 +195,20 @@ Status GatheredPlans::TakeParts(const std::vector<std::string>& parts, KnownPart
   return Status::Ok();
 }
 
-Result<std::vector<LocalPlan>> GatheredPlans::Take(RankPlans* encoded) {
-  std::vector<LocalPlan> plans;
-  plans.reserve(heads_.size());
+GatheredPlans::Taken GatheredPlans::Take() {
+  Taken taken;
+  if (const auto own = tensors_.find(heads_[0].message.tensors); own != tensors_.end()) {
+    taken.own_table = own->second;
+  }
+  taken.structures.resize(heads_.size());
   for (std::size_t rank = 1; rank < heads_.size(); ++rank) {
     PlanHead& head = heads_[rank].message;
-    encoded->Add(tensors_.at(head.tensors), std::move(head.shares));
-    VARVE_ASSIGN_OR_RETURN(LocalPlan plan, encoded->PlanOf(rank));
+    taken.plans.Add(tensors_.at(head.tensors), std::move(head.shares));
     if (first_with_structure_.at(head.structure) == rank) {
-      plan.structure = structures_.at(head.structure);
+      taken.structures[rank] = structures_.at(head.structure);
     }
-    plans.push_back(std::move(plan));
   }
-  return plans;
+  return taken;
 }
 
 }  // namespace varve

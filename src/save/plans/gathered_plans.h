@@ -82,9 +82,15 @@ class GatheredPlans {
   /// what its digest says. Keeps them in `known`.
   Status TakeParts(const std::vector<std::string>& parts, KnownParts& known);
 
-  /// Returns the plans of the other ranks, once they are complete, and adds them to `encoded`.
-  /// Keeps no shares. Of ranks with the same structure the lowest has it, the others have none.
-  Result<std::vector<LocalPlan>> Take(RankPlans* encoded);
+  /// The plans of the other ranks.
+  struct Taken {
+    RankPlans plans;
+    std::vector<Bytes> structures;  ///< By rank. Of ranks with the same the lowest has it alone.
+    std::shared_ptr<const SpecTable> own_table;  ///< The coordinator's; null where it is alone.
+  };
+
+  /// Returns them once they are complete. Keeps no shares.
+  Taken Take();
 
  private:
   struct Head {

@@ -13,6 +13,7 @@
 #include "base/bytes.h"
 #include "plan/save_plan.h"
 #include "save/plans/agreements.h"
+#include "save/plans/gathered_plans.h"
 #include "save/plans/rank_plans.h"
 #include "varve/coordinator.h"
 #include "varve/status.h"
@@ -34,11 +35,10 @@ struct PlanExchange {
   /// Fills the fingerprints that are missing, where the whole plan is needed after all; where `all`
   /// is set also those that were left out (kUnhashed).
   std::function<Status(bool all)> complete;
-  /// Settles the plans, on the coordinator: of the other ranks, and the same as they travel.
-  /// `missed`: some rank has named an agreement for nothing. Returns a reply for each rank, its own
-  /// included; none where fingerprints lack that were left out.
-  std::function<Result<std::vector<std::string>>(std::vector<LocalPlan>, RankPlans, bool missed)>
-      settle;
+  /// Settles the plans, on the coordinator. `missed`: some rank has named an agreement for nothing.
+  /// Returns a reply for each rank, its own included; none where fingerprints lack that were left
+  /// out.
+  std::function<Result<std::vector<std::string>>(GatheredPlans::Taken others, bool missed)> settle;
   /// Does the same where all plans are as in an agreement. `sizes` has, by rank, the values of
   /// other sizes.
   std::function<Result<std::vector<std::string>>(

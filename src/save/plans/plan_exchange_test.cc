@@ -55,10 +55,14 @@ Outcome Exchanged(const std::vector<LocalPlan>& plans,
     threads.emplace_back([&, rank] {
       LocalPlan own = plans[rank];
       PlanExchange mine = OfPlan(&own, plans.size());
-      mine.settle = [&](std::vector<LocalPlan> others, const RankPlans& encoded,
+      mine.settle = [&](const GatheredPlans::Taken& others,
                         bool /*missed*/) -> Result<std::vector<std::string>> {
-        EXPECT_EQ(encoded.world_size(), plans.size());
-        outcome.others = std::move(others);
+        EXPECT_EQ(others.plans.world_size(), plans.size());
+        for (std::size_t i = 1; i < plans.size(); ++i) {
+          VARVE_ASSIGN_OR_RETURN(LocalPlan plan, others.plans.PlanOf(i));
+          plan.structure = others.structures[i];
+          outcome.others.push_back(std::move(plan));
+        }
         std::vector<std::string> replies;
         for (std::size_t i = 0; i < plans.size(); ++i) {
           replies.push_back("share of rank " + std::to_string(i));
@@ -164,7 +168,7 @@ TEST(PlanExchange, NoticesARankThatIsInItsNextSave) {
   const auto exchange = [&](std::size_t rank) {
     LocalPlan own = plans[rank];
     PlanExchange mine = OfPlan(&own, 3);
-    mine.settle = [](const std::vector<LocalPlan>&, const RankPlans&, bool /*missed*/) {
+    mine.settle = [](const GatheredPlans::Taken&, bool /*missed*/) {
       return Result<std::vector<std::string>>(std::vector<std::string>(3, "share"));
     };
     replies[rank] = ExchangePlans(*ranks[rank], mine);

@@ -1,5 +1,6 @@
 #include "save/plans/rank_plans.h"
 
+#include <set>
 #include <string>
 #include <utility>
 
@@ -31,9 +32,9 @@ void RankPlans::Add(std::shared_ptr<const SpecTable> specs, Bytes shares) {
   ranks_.push_back({at->second, std::move(shares), {}});
 }
 
-void RankPlans::SetAssignments(const std::vector<RankAssignment>& ranks) {
+void RankPlans::SetAssignments(const std::vector<std::shared_ptr<const Bytes>>& ranks) {
   for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
-    ranks_[rank - 1].assignment = EncodeAssignment(ranks[rank]);
+    ranks_[rank - 1].assignment = ranks[rank];
   }
 }
 
@@ -43,8 +44,10 @@ std::size_t RankPlans::bytes() const {
   for (const auto& table : tables_) {
     bytes += table->Encode().size() + table->size() * kSpecBytes;
   }
+  std::set<const Bytes*> assignments;
   for (const Rank& rank : ranks_) {
-    bytes += sizeof(Rank) + rank.shares.size() + rank.assignment.size();
+    const bool is_new = assignments.insert(rank.assignment.get()).second;
+    bytes += sizeof(Rank) + rank.shares.size() + (is_new ? rank.assignment->size() : 0);
   }
   return bytes;
 }
@@ -60,13 +63,20 @@ Result<LocalPlan> RankPlans::PlanOf(std::size_t rank) const {
 }
 
 Result<RankAssignment> RankPlans::AssignmentOf(std::size_t rank) const {
-  auto assignment = DecodeAssignment(ranks_[rank - 1].assignment);
+  auto assignment = DecodeAssignment(*ranks_[rank - 1].assignment);
   return assignment.ok() ? std::move(assignment) : AnnotatePlan(assignment.status(), rank);
 }
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, RankPlans::Rank>& rank) {
-  archive(rank.table, rank.shares, rank.assignment);
+  Bytes assignment;
+  if constexpr (Archive::kWrites) {
+    assignment = *rank.assignment;
+  }
+  archive(rank.table, rank.shares, assignment);
+  if constexpr (!Archive::kWrites) {
+    rank.assignment = std::make_shared<const Bytes>(std::move(assignment));
+  }
 }
 
 template <class Archive>

@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "base/fields.h"
+#include "plan/fold.h"
 #include "plan/save_plan.h"
 #include "plan/spec_table.h"
 #include "varve/status.h"
@@ -39,13 +40,17 @@ class RankPlans {
   /// Adds the plan of the next rank, the first of which is rank 1. `specs` is what `shares` was
   /// encoded with (EncodeShares).
   void Add(std::shared_ptr<const SpecTable> specs, Bytes shares);
-  /// Sets what the ranks write, by rank; that of rank 0 is left out.
-  void SetAssignments(const std::vector<RankAssignment>& ranks);
+  /// Sets what the ranks write, encoded, by rank; that of rank 0 is left out.
+  void SetAssignments(const std::vector<std::shared_ptr<const Bytes>>& ranks);
 
   [[nodiscard]] std::size_t world_size() const { return ranks_.size() + 1; }
   /// Returns about how much memory this takes.
   [[nodiscard]] std::size_t bytes() const;
 
+  /// Returns the plan of rank 1 or a higher one as it travels, while this lives.
+  [[nodiscard]] EncodedPlan Encoded(std::size_t rank) const {
+    return {tables_[ranks_[rank - 1].table].get(), ranks_[rank - 1].shares};
+  }
   /// Returns the number of plain values in the plan of a rank.
   [[nodiscard]] std::uint64_t ObjectsOf(std::size_t rank) const;
   /// Returns the plan of rank 1 or a higher one, without its structure. Errors: DataLoss naming it.
@@ -57,7 +62,7 @@ class RankPlans {
   struct Rank {
     std::uint32_t table = 0;
     Bytes shares;
-    Bytes assignment;
+    std::shared_ptr<const Bytes> assignment;  ///< Many ranks have the same.
   };
 
   template <class Archive>
