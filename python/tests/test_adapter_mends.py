@@ -79,3 +79,14 @@ def test_one_whose_other_files_are_damaged_too_is_not_taken_for_whole(
     expected = names[0] if reads or also == "varve.json" else names[1]
     chosen = choose(tmp_path)
     assert chosen is not None and Path(chosen).name == expected
+
+
+def test_the_first_removal_finishes_what_a_killed_job_was_removing(tmp_path: Path) -> None:
+    save(tmp_path, ["checkpoint-1", "checkpoint-2", "checkpoint-3"])
+    left = tmp_path / ".checkpoint-1.varve-removed-0123456789ab"
+    (tmp_path / "checkpoint-1").rename(left)
+    (tmp_path / "notes").mkdir()
+    assert _hf_folders.rotate(str(tmp_path), "checkpoint-", 1, []) == [
+        str(tmp_path / "checkpoint-2")
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3", "notes"]
