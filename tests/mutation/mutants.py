@@ -326,6 +326,20 @@ MUTANTS = (
         PLAN,
     ),
     Mutant(
+        "plan-alike-on-one-rank-alone",
+        "src/plan/fold.cc",
+        "        group = at->second;\n",
+        "",
+        PLAN,
+    ),
+    Mutant(
+        "plan-folded-replicas-differ",
+        "src/plan/settle.cc",
+        "(differs && shard.item().alike > 1)",
+        "(differs && shard.item().alike > 1 && false)",
+        PLAN,
+    ),
+    Mutant(
         "plan-of-another-call",
         "src/save/plans/gathered_plans.cc",
         "if (!sent.ok() || sent->head != heads_[rank].digest) {",
