@@ -161,6 +161,14 @@ TEST(OpenKnown, ReadsOnlyFilesThatTheIndexOfAHuggingFaceFolderNames) {
   EXPECT_TRUE(FailsWith(folder.Open(), kDataLoss, {"/ck/a.safetensors is missing"}));
 }
 
+TEST(OpenKnown, NamesTheModelBesideAnIndexWhoseFilesALaterSaveHasRemoved) {
+  Folder folder({{"model.safetensors", FileWith("w")},
+                 {std::string(kHfIndexName), R"({"weight_map":{"w":"a.safetensors"}})"}});
+  EXPECT_TRUE(FailsWith(folder.Open(), kDataLoss,
+                        {"/ck/a.safetensors is missing", "a model.safetensors is beside the index",
+                         "or remove model.safetensors.index.json"}));
+}
+
 TEST(OpenKnown, ReadsAllVisibleSafetensorsFilesWhereThereIsNoIndex) {
   Folder folder({{"a.safetensors", FileWith("w")},
                  {"b.safetensors", FileWith("v")},

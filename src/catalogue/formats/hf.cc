@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/guarded.h"
 #include "catalogue/formats.h"
 #include "catalogue/formats/opening.h"
 #include "catalogue/names.h"
@@ -82,6 +83,24 @@ Result<OpenedIndex> OpenByIndex(const ListedFolder& folder, HfIndex index) {
   return Opened(directory, std::move(*decoded));
 }
 
+constexpr std::string_view kModelName = "model.safetensors";
+
+/// Names the model that a later save in one file has left beside an index whose files it removed, as
+/// save_pretrained does. from_pretrained reads that one.
+Status WithModelBeside(const ListedFolder& folder, const HfIndex& index, const Status& failed) {
+  const std::vector<std::string> names = index.FileNames();
+  const bool lacks = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    return name.find('/') == std::string::npos && FindEntry(folder.entries, name) == nullptr;
+  });
+  if (failed.code() != StatusCode::kDataLoss || !lacks || !folder.HasFile(kModelName)) {
+    return CopyOf(failed);
+  }
+  return DataLoss(failed.message() +
+                  "; a model.safetensors is beside the index, which is of an older "
+                  "save then: give the path of that file, or remove " +
+                  std::string(kHfIndexName));
+}
+
 /// As with DCP's, an overwrite may replace the index and remove the old one's data directory
 /// between two of our reads (publish/index_commit.cc).
 Result<OpenedIndex> OpenHfFolder(const ListedFolder& folder) {
@@ -95,6 +114,9 @@ Result<OpenedIndex> OpenHfFolder(const ListedFolder& folder) {
     const StatusCode code = opened.status().code();
     if ((code != StatusCode::kDataLoss && code != StatusCode::kNotFound) || i == kTries ||
         json == last) {
+      if (!opened.ok()) {
+        return WithModelBeside(folder, index, opened.status());
+      }
       return opened;
     }
     last = std::move(json);
@@ -103,7 +125,7 @@ Result<OpenedIndex> OpenHfFolder(const ListedFolder& folder) {
 
 constexpr std::uint32_t kMostNumbered = 99'999;
 
-constexpr std::string_view kModelNames[] = {"model.safetensors"};
+constexpr std::string_view kModelNames[] = {kModelName};
 constexpr std::string_view kSuffix = ".safetensors";
 
 /// Returns true for the names that accelerate gives the models of a job: `model.safetensors`,
