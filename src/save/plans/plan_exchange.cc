@@ -1,8 +1,8 @@
 // The ranks of a job mostly hold shards of the same tensors. Their plans then have names, types,
 // shapes and the structure in common. These are larger than the rest: of a plan of 1,000 tensors
-// 41 KB, where boxes and plain values are 6 and fingerprints 8. And from save to save a rank's plan
-// changes in its contents alone. Of the rest most is alike for many tensors: one box for all that
-// are of one shape and sharded alike (plan/spec_table.h).
+// 41 KB. The rest are plain values, a box for all tensors that are of one shape and sharded alike
+// (plan/spec_table.h), and 8 KB of fingerprints where other ranks hold the shards too. From save to
+// save a rank's plan changes in its contents alone.
 //   1. Every rank sends digests of the two common parts, and the rest. Where its plan is as in an
 //      earlier save, it sends in place of the rest the number of that agreement, sums over what
 //      other ranks hold too (plan/replica_pattern.h), and the sizes of values that have another
