@@ -28,7 +28,8 @@
 // In folded plans an item stands for several tensors that are alike (fold.h). A shard with one
 // holder is written by it for all of them, and counts as many times its bytes. Of shards with
 // several holders each tensor's is poured for itself, in step 4. Where replicas of such a shard
-// differ, plans that are not folded are needed, for some of its tensors may be equal.
+// differ, or some have no fingerprint, plans that are not folded are needed: some of its tensors may
+// be equal, and later saves compare each (replica_pattern.h).
 
 #include <algorithm>
 #include <cstddef>
@@ -99,6 +100,14 @@ bool ReplicasDiffer(Holders holders) {
 bool LacksFingerprints(Holders holders) {
   return holders.size() > 1 && std::any_of(holders.begin(), holders.end(), [](const Held& one) {
            return one.item->fingerprint == kUnhashed;
+         });
+}
+
+/// Returns true where a shard stands for several tensors, and its holders may have different ones.
+bool NeedsEachTensor(const Shard& shard) {
+  return shard.item().alike > 1 &&
+         std::any_of(shard.holders.begin(), shard.holders.end(), [&](const Held& one) {
+           return one.item->fingerprint != shard.item().fingerprint;
          });
 }
 
@@ -364,8 +373,8 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep,
   bool lacks_fingerprints = false;
   for (const Shard& shard : shards) {
     const bool differs = ReplicasDiffer(shard.holders);
-    lacks_fingerprints = lacks_fingerprints || LacksFingerprints(shard.holders) ||
-                         (differs && shard.item().alike > 1);
+    lacks_fingerprints =
+        lacks_fingerprints || LacksFingerprints(shard.holders) || NeedsEachTensor(shard);
     AddShard(shard.holders, pattern);
     if (differs) {
       differing.insert(shard.item().fqn());

@@ -255,6 +255,22 @@ TEST(SettlePlans, GivesEachRankAsManyBytesAsPlansOfEachTensorWould) {
   EXPECT_GT(folded_some, 150);
 }
 
+/// As of a rank whose tensors are produced while they are written.
+TEST(SettlePlans, SeesOneOfManyTensorsThatDiffersLaterWhereARankHasNoFingerprints) {
+  Plans plans(3);
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    for (std::uint64_t i = 0; i < 4; ++i) {
+      plans[rank].tensors.push_back(Whole(Layer(i), {4, 4}));
+      plans[rank].tensors.back().fingerprint = rank == 0 ? 0 : 50 + i;
+    }
+  }
+  const Settled settled = MustSettle(plans, Replicas::kWhole);
+  EXPECT_TRUE(settled.plan.differing_tensors.empty());
+  EXPECT_TRUE(HoldsPattern(settled, plans));
+  plans[2].tensors[3].fingerprint = 99;
+  EXPECT_FALSE(HoldsPattern(settled, plans));
+}
+
 TEST(SettlePlans, NamesAPlainValueThatOtherRanksHoldAsOneOfManyTensors) {
   Plans plans = OfRows(4, 8, 1);
   plans[2].objects = {{Layer(6), 3, {}}};
