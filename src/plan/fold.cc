@@ -218,28 +218,34 @@ LocalPlan PlanOf(Decoded rank, const Pattern& pattern, const Fold& fold) {
 class PlanDecoder {
  public:
   Status Decode(std::span<const EncodedPlan> encoded) {
-    for (const EncodedPlan& one : encoded) {
-      VARVE_ASSIGN_OR_RETURN(SharesParts parts, SplitShares(one.shares));
-      const auto [at, is_new] = numbers_.try_emplace({one.table, parts.families}, patterns.size());
-      if (is_new) {
-        VARVE_ASSIGN_OR_RETURN(Families families, Families::Decode(parts.families, *one.table));
-        std::vector<std::uint32_t> places = PlacesOf(families);
-        patterns.push_back({one.table, std::move(families), {}, std::move(places)});
-        if (2 * patterns.size() > encoded.size()) {
-          return Status::Ok();
-        }
-      }
-      VARVE_ASSIGN_OR_RETURN(auto shards,
-                             DecodeFamilyShards(parts, patterns[at->second].families, *one.table));
-      ranks.push_back({at->second, std::move(parts.objects), std::move(shards)});
+    for (std::size_t rank = 0; rank < encoded.size() && !HasTooMany(encoded.size()); ++rank) {
+      VARVE_RETURN_IF_ERROR(Add(encoded[rank]).Annotate("plan of rank " + std::to_string(rank)));
     }
     return Status::Ok();
+  }
+
+  [[nodiscard]] bool HasTooMany(std::size_t world_size) const {
+    return 2 * patterns.size() > world_size;
   }
 
   std::vector<Pattern> patterns;
   std::vector<Decoded> ranks;
 
  private:
+  Status Add(const EncodedPlan& one) {
+    VARVE_ASSIGN_OR_RETURN(SharesParts parts, SplitShares(one.shares));
+    const auto [at, is_new] = numbers_.try_emplace({one.table, parts.families}, patterns.size());
+    if (is_new) {
+      VARVE_ASSIGN_OR_RETURN(Families families, Families::Decode(parts.families, *one.table));
+      std::vector<std::uint32_t> places = PlacesOf(families);
+      patterns.push_back({one.table, std::move(families), {}, std::move(places)});
+    }
+    VARVE_ASSIGN_OR_RETURN(auto shards,
+                           DecodeFamilyShards(parts, patterns[at->second].families, *one.table));
+    ranks.push_back({at->second, std::move(parts.objects), std::move(shards)});
+    return Status::Ok();
+  }
+
   static std::vector<std::uint32_t> PlacesOf(const Families& families) {
     std::vector<std::uint32_t> places(families.family.size());
     for (const std::vector<std::uint32_t>& members : families.members) {
@@ -258,7 +264,7 @@ class PlanDecoder {
 Result<std::optional<FoldedPlans>> FoldPlans(std::span<const EncodedPlan> encoded) {
   PlanDecoder decoded;
   VARVE_RETURN_IF_ERROR(decoded.Decode(encoded));
-  if (decoded.ranks.size() < encoded.size()) {
+  if (decoded.HasTooMany(encoded.size())) {
     return std::optional<FoldedPlans>();
   }
   AlikeTensors alike;

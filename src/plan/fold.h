@@ -46,7 +46,8 @@ struct FoldedPlans {
 };
 
 /// Returns the folded plans of all ranks; nothing where too few ranks have the same families for it
-/// to be worth its cost. Untrusted input, which must outlive the call. Errors: DataLoss.
+/// to be worth its cost. Untrusted input, which must outlive the call. Errors: DataLoss naming the
+/// rank.
 Result<std::optional<FoldedPlans>> FoldPlans(std::span<const EncodedPlan> encoded);
 
 /// Returns the assignment of the plan itself, its chunks in the order of a file.

@@ -271,6 +271,19 @@ TEST(SettlePlans, SeesOneOfManyTensorsThatDiffersLaterWhereARankHasNoFingerprint
   EXPECT_FALSE(HoldsPattern(settled, plans));
 }
 
+TEST(SettlePlans, NamesTheRankWhosePlanIsMalformed) {
+  const Plans plans = OfRows(4, 8, 1);
+  GatheredPlans::Taken taken;
+  taken.own_table = std::make_shared<const SpecTable>(plans[0]);
+  taken.structures.resize(plans.size());
+  for (std::size_t rank = 1; rank < plans.size(); ++rank) {
+    const Bytes shares = EncodeShares(plans[rank], SpecTable(plans[rank]));
+    taken.plans.Add(taken.own_table, shares.substr(0, shares.size() - (rank == 2 ? 1 : 0)));
+  }
+  EXPECT_TRUE(test::FailsWith(SettlePlans(plans[0], taken, {.may_fold = true}),
+                              StatusCode::kDataLoss, {"plan of rank 2"}));
+}
+
 TEST(SettlePlans, NamesAPlainValueThatOtherRanksHoldAsOneOfManyTensors) {
   Plans plans = OfRows(4, 8, 1);
   plans[2].objects = {{Layer(6), 3, {}}};
