@@ -84,6 +84,15 @@ TEST(PlanCodec, RefusesTiesToWhatThePlanLacks) {
       FailsWith(DecodeShares(EncodeShares(plan, specs), specs), StatusCode::kDataLoss, {"tied"}));
 }
 
+TEST(PlanCodec, RefusesAShardOutsideOfItsTensor) {
+  LocalPlan plan;
+  plan.tensors = {Whole("w", {4})};
+  plan.tensors[0].box = {{2}, {3}};
+  const SpecTable specs(plan);
+  EXPECT_TRUE(FailsWith(DecodeShares(EncodeShares(plan, specs), specs), StatusCode::kDataLoss,
+                        {"outside of its tensor"}));
+}
+
 TEST(PlanCodec, RoundTrips) {
   const auto assignment = DecodeAssignment(EncodeAssignment(SampleAssignment()));
   ASSERT_TRUE(IsOk(assignment));

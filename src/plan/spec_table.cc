@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "plan/fields.h"
+#include "tensor/box.h"
 
 namespace varve {
 
@@ -320,6 +321,10 @@ Result<std::vector<FamilyShards>> DecodeFamilyShards(const SharesParts& parts,
       in.Fail("unknown flags of a shard");
     }
     if (in.failed()) {
+      break;
+    }
+    if (!CheckBox(shape, family.box, ItemSize(specs[families.specs[members[0]]]->dtype)).ok()) {
+      in.Fail("a shard that reaches outside of its tensor");
       break;
     }
     decoded.push_back(std::move(family));
