@@ -277,10 +277,11 @@ Result<std::optional<FoldedPlans>> FoldPlans(std::span<const EncodedPlan> encode
   for (const Decoded& rank : decoded.ranks) {
     SetAlone(rank, decoded.patterns[rank.pattern], &alike);
   }
-  std::vector<std::shared_ptr<const Fold>> folds;
   for (const Pattern& pattern : decoded.patterns) {
     alike.Refine(pattern);
   }
+  std::vector<std::shared_ptr<const Fold>> folds;
+  folds.reserve(decoded.patterns.size());
   for (const Pattern& pattern : decoded.patterns) {
     folds.push_back(FoldOf(pattern, alike));
   }

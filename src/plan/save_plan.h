@@ -123,7 +123,8 @@ struct SettledPlan {
   /// Tensors with a shard whose replicas have different fingerprints. Sorted.
   std::vector<std::string> differing_tensors;
   /// A shard that several ranks hold is kUnhashed on some of them, or stands for several tensors and
-  /// has not one fingerprint. Then nothing else here is of use: unfolded plans with all fingerprints are needed.
+  /// its holders have different fingerprints. Then nothing else here is of use: plans that are not
+  /// folded, with all fingerprints, are needed.
   bool lacks_fingerprints = false;
   friend bool operator==(const SettledPlan&, const SettledPlan&) = default;
 };

@@ -335,8 +335,8 @@ MUTANTS = (
     Mutant(
         "plan-folded-replicas-differ",
         "src/plan/settle.cc",
-        "(differs && shard.item().alike > 1)",
-        "(differs && shard.item().alike > 1 && false)",
+        "return shard.item().alike > 1 &&",
+        "return shard.item().alike > 1 && false &&",
         PLAN,
     ),
     Mutant(

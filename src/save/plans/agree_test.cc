@@ -36,9 +36,7 @@ using test::Random;
 using test::TempDir;
 
 constexpr std::uint64_t kColumns = 8;
-/// Half of the layers have one shape; of the others each has its own, so that a plan has more than
-/// kFewBytes.
-constexpr int kLayers = 200;
+constexpr int kLayers = 200;  // Half have one shape: a plan has more than kFewBytes.
 constexpr std::size_t kFewBytes = 600;
 
 /// The state of all ranks of a job, each of which has its rows of every layer.
@@ -48,8 +46,7 @@ class Job {
     for (std::uint64_t rank = 0; rank < ranks; ++rank) {
       State& state = states_[rank];
       for (int i = 0; i < kLayers; ++i) {
-        const std::uint64_t columns =
-            kColumns + static_cast<std::uint64_t>(std::max(0, i - kLayers / 2));
+        const std::uint64_t columns = kColumns + (i < kLayers / 2 ? 0U : static_cast<unsigned>(i));
         AddTensor(rank, "layer" + std::to_string(i), {ranks, columns}, {{rank, 0}, {1, columns}},
                   static_cast<float>(i));
       }
@@ -169,7 +166,7 @@ Metadata MetadataOf(const std::string& path) {
 
 /// Checks that a checkpoint is as ranks would write it that have never saved.
 void ExpectAsIfAnew(Job& job, const std::string& path, SaveOptions options) {
-  options.save_id = SaveId{{1, 2, 3}};
+  options.save_id = {{1, 2, 3}};
   job.SaveAll(path, options);
   job.SaveAnew(path + "-anew", options);
   EXPECT_EQ(MetadataOf(path), MetadataOf(path + "-anew"));
