@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include "plan/save_plan.h"
-#include "plan/spec_table.h"
 #include "support/plans.h"
 #include "support/sanitized.h"
 #include "support/status_matchers.h"
@@ -97,7 +96,7 @@ TEST(Balance, OfManyRanksEachIsToldItsOwnPartAlone) {
   for (const RankAssignment& rank : settled->ranks) {
     largest = std::max(largest, EncodeAssignment(rank).size());
   }
-  EXPECT_LE(largest, 2 * EncodeShares(plans[0], SpecTable(plans[0])).size());
+  EXPECT_LE(largest, 4 * plans[0].tensors.size());
 }
 
 }  // namespace
