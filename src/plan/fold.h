@@ -1,6 +1,6 @@
-/// Plans of many tensors as plans of few. Of a model's tensors most are alike: of one dtype and
-/// shape, and sharded alike. Where that is so on every rank, what is settled of one is settled of
-/// all of them. So settling costs ranks times shapes, not ranks times tensors.
+/// Folded plans: one item stands for many tensors. Most tensors of a model have the dtype, the shape
+/// and the sharding of some others. Where they have them on every rank, one settled item serves all
+/// of them. So settling costs ranks times shapes, not ranks times tensors.
 ///
 /// A folded item stands for those tensors of a rank's plan that, on each rank that holds any of
 /// them, are of one family (spec_table.h). On every rank it stands for the same tensors. A tensor
@@ -30,7 +30,7 @@ struct EncodedPlan {
   std::string_view shares;
 };
 
-/// What the items of a rank's folded plan stand for.
+/// Maps the items of a rank's folded plan to the items of its plan.
 struct Fold {
   /// By folded item: items of the plan. Of several that are the same tensors on all ranks, by name.
   std::vector<std::vector<std::uint32_t>> items;

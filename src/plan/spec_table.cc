@@ -72,7 +72,7 @@ Result<SpecTable> SpecTable::Decode(std::string_view bytes) {
   std::vector<TensorSpec> specs;
   reader(specs);
   VARVE_RETURN_IF_ERROR(in.Finish().Annotate("decode the tensors of a plan"));
-  // An item of one byte may have a shape for its box: few dimensions bound the memory of shares.
+  // Items of no bytes may have their shapes for boxes: few dimensions bound the memory of shares.
   if (std::any_of(specs.begin(), specs.end(),
                   [](const TensorSpec& spec) { return spec.shape.size() > kMostDims; })) {
     return DataLoss("decode the tensors of a plan: more than 64 dimensions");
@@ -225,7 +225,7 @@ Result<Families> Families::Decode(std::string_view bytes, const SpecTable& table
 
 namespace {
 
-/// Returns the fingerprints of a family's items: one where all have the same.
+/// Returns the fingerprint of each of a family's items.
 std::vector<std::uint64_t> FingerprintsOf(const LocalPlan& plan,
                                           const std::vector<std::uint32_t>& members) {
   std::vector<std::uint64_t> prints;

@@ -42,7 +42,7 @@ GatheredPlans::Taken Gathered(const Plans& plans) {
   return taken;
 }
 
-/// What was settled, of the plans themselves.
+/// The outcome of SettlePlans, and the same unfolded.
 struct Settled {
   SettledPlans all;
   SettledPlan plan;
