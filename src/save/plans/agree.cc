@@ -255,8 +255,8 @@ Result<std::vector<std::string>> PlanAgreement::Settle(GatheredPlans::Taken othe
   const auto assignments = all.Assignments();
   others.plans.SetAssignments(assignments);
   settled_->others = std::make_shared<const RankPlans>(std::move(others.plans));
-  VARVE_ASSIGN_OR_RETURN(RankAssignment own, DecodeAssignment(*assignments[0]));
-  settled_->settled.ranks.assign(1, std::move(own));
+  VARVE_ASSIGN_OR_RETURN(const RankAssignment own, DecodeAssignment(*assignments[0]));
+  settled_->settled.ranks.assign(1, own);
   settled_->settled.differing_objects = all.settled.differing_objects;
   settled_->settled.differing_tensors = all.settled.differing_tensors;
   std::vector<SettledShare> shares(assignments.size());
