@@ -6,6 +6,7 @@
 #include "format/data_file.h"
 #include "support/checkpoints.h"
 #include "support/random.h"
+#include "support/sanitized.h"
 #include "support/status_matchers.h"
 #include "tensor/box.h"
 
@@ -231,7 +232,7 @@ TEST(DecodeHeader, NeverReturnsAHeaderThatLiesWhateverTheBytes) {
   const std::size_t text_end = good.find_last_not_of(' ') + 1;
   Random random(1);
   int accepted = 0;
-  for (std::size_t at = 8; at < text_end; ++at) {
+  for (std::size_t at = 8; at < text_end; at += test::kEveryByte) {
     for (const char byte : {'0', '9', '"', '}', ',', static_cast<char>(random.Below(256))}) {
       Bytes bytes = good;
       bytes[at] = byte;

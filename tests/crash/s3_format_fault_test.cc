@@ -27,7 +27,7 @@ class S3FaultsOfFormats : public S3Faults, public testing::WithParamInterface<Wa
 
 TEST_P(S3FaultsOfFormats, OfTwoFirstSavesOneWins) {
   S3Server server;
-  for (int round = 0; round < 20; ++round) {
+  for (std::uint64_t round = 0; round < 20; round += kEvery) {
     const auto a = Open(server);
     const auto b = Open(server);
     Status first;

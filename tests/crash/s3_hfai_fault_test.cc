@@ -92,7 +92,7 @@ TEST_F(S3FaultsOfHfai, KeysThatMayNotListUploadsReplaceInPlaceToo) {
 
 TEST_F(S3FaultsOfHfai, OfTwoFirstSavesOneWins) {
   S3Server server;
-  for (int round = 0; round < 20; ++round) {
+  for (std::uint64_t round = 0; round < 20; round += kEvery) {
     const auto a = Open(server);
     const auto b = Open(server);
     Status first;

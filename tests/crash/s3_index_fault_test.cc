@@ -58,7 +58,7 @@ TEST_F(S3FaultsOfDcp, OfTwoOverwritesTheNameIsOneWhole) {
   S3Server server;
   JobState before(3, kS3Ranks, 200);
   before.LeaveStructureOut();
-  for (int round = 0; round < 20; ++round) {
+  for (std::uint64_t round = 0; round < 20; round += kEvery) {
     const auto a = Open(server);
     const auto b = Open(server);
     ASSERT_TRUE(IsOk(SaveBoth(before, *a, true)));

@@ -14,6 +14,7 @@
 
 #include <gtest/gtest.h>
 
+#include "support/sanitized.h"
 #include "support/simulated_channel.h"
 #include "support/status_matchers.h"
 
@@ -45,7 +46,7 @@ std::vector<std::string> Steps(int from, int to) {
 }
 
 TEST_P(ChannelOfRanks, RanksThatMakeTheSameCallsMakeAllOfThemTogether) {
-  for (unsigned seed = 0; seed < 200; ++seed) {
+  for (unsigned seed = 0; seed < 200 / test::kEvery; ++seed) {
     World world = Make(5, seed);
     for (Rank& rank : world.ranks) {
       rank.calls = Steps(0, 6);
@@ -61,7 +62,7 @@ TEST_P(ChannelOfRanks, RanksThatMakeTheSameCallsMakeAllOfThemTogether) {
 }
 
 TEST_P(ChannelOfRanks, ARankThatMissesCallsCostsTheOthersTheseAloneAndIsNamed) {
-  for (unsigned seed = 0; seed < 200; ++seed) {
+  for (unsigned seed = 0; seed < 200 / test::kEvery; ++seed) {
     World world = Make(4, seed);
     const int who = static_cast<int>(world.Random(4));
     const auto missed = static_cast<std::ptrdiff_t>(1 + world.Random(3));
@@ -89,7 +90,7 @@ TEST_P(ChannelOfRanks, ARankThatMissesCallsCostsTheOthersTheseAloneAndIsNamed) {
 }
 
 TEST_P(ChannelOfRanks, WhereOneRankMissesALoadAllAreTogetherAfterOneMoreCallAtMost) {
-  for (unsigned seed = 0; seed < 100; ++seed) {
+  for (unsigned seed = 0; seed < 100 / test::kEvery; ++seed) {
     for (const int who : {0, 1}) {
       World world = Make(3, seed);
       for (Rank& rank : world.ranks) {
@@ -109,7 +110,7 @@ TEST_P(ChannelOfRanks, WhereOneRankMissesALoadAllAreTogetherAfterOneMoreCallAtMo
 }
 
 TEST_P(ChannelOfRanks, AnotherCallAtTheSamePlaceCostsAllRanksItAndNoFurtherOne) {
-  for (unsigned seed = 0; seed < 100; ++seed) {
+  for (unsigned seed = 0; seed < 100 / test::kEvery; ++seed) {
     World world = Make(3, seed);
     const auto who = static_cast<int>(world.Random(3));
     for (Rank& rank : world.ranks) {
@@ -128,7 +129,7 @@ TEST_P(ChannelOfRanks, TwoRanksMeetAgainWhateverIsMissedByWhomAndInWhateverOrder
                                           "save step-3", "load step-3", "save step-4"};
   const std::vector<std::string> last = Steps(10, 13);
   std::map<std::ptrdiff_t, int> met;
-  for (unsigned seed = 0; seed < 800; ++seed) {
+  for (unsigned seed = 0; seed < 800 / test::kEvery; ++seed) {
     World world = Make(2, seed);
     for (Rank& rank : world.ranks) {
       while (rank.calls.size() < 2 || rank.calls.size() > 4) {
@@ -148,12 +149,12 @@ TEST_P(ChannelOfRanks, TwoRanksMeetAgainWhateverIsMissedByWhomAndInWhateverOrder
     })];
   }
   EXPECT_GE(met.begin()->first, 2);
-  EXPECT_GT(met[3], 700);
+  EXPECT_GT(met[3], 700 / static_cast<int>(test::kEvery));
 }
 
 /// Found by a reader: by the name alone a rank took rank 0's earlier call of a name for its own.
 TEST_P(ChannelOfRanks, ARankJoinsTheSecondCallOfANameThoughRank0HasLeftAFirstOne) {
-  for (unsigned seed = 0; seed < 100; ++seed) {
+  for (unsigned seed = 0; seed < 100 / test::kEvery; ++seed) {
     World world = Make(2, seed);
     world.At(0).calls = {"save step-1", "save step-5", "save step-5", "save step-6"};
     world.At(1).calls = {"save step-1", "save step-4", "save step-5", "save step-6"};
@@ -170,7 +171,7 @@ TEST_P(ChannelOfRanks, RanksThatRepeatNamesMeetAgainAndAgreeOnWhichCallsWereDone
   const std::vector<std::string> names = {"save latest", "load latest", "save step-1"};
   const std::vector<std::string> last = Steps(10, 14);
   int met = 0;
-  for (unsigned seed = 0; seed < 1000; ++seed) {
+  for (unsigned seed = 0; seed < 1000 / test::kEvery; ++seed) {
     World world = Make(3, seed);
     std::vector<std::string> program;
     for (int i = 0; i < 5; ++i) {
@@ -192,11 +193,11 @@ TEST_P(ChannelOfRanks, RanksThatRepeatNamesMeetAgainAndAgreeOnWhichCallsWereDone
     EXPECT_EQ(done.back(), last.back()) << "seed " << seed;
     met += std::count(done.begin(), done.end(), last.front()) != 0 ? 1 : 0;
   }
-  EXPECT_GT(met, 800);
+  EXPECT_GT(met, 800 / static_cast<int>(test::kEvery));
 }
 
 TEST_P(ChannelOfRanks, ARankThatDiesIsNamedOnAllLivingRanksAndNoMessageIsTakenForAnotherCalls) {
-  for (unsigned seed = 0; seed < 200; ++seed) {
+  for (unsigned seed = 0; seed < 200 / test::kEvery; ++seed) {
     World world = Make(4, seed);
     const int victim = static_cast<int>(world.Random(4));
     for (Rank& rank : world.ranks) {
@@ -227,7 +228,7 @@ TEST_P(ChannelOfRanks, ARankThatDiesIsNamedOnAllLivingRanksAndNoMessageIsTakenFo
 
 /// Ctrl-C on rank 0 or another one, with ranks that come before and after it.
 TEST_P(ChannelOfRanks, ARankThatComesAfterRank0HasLeftFailsAtOnceThoughRank0ReadsNothing) {
-  for (unsigned seed = 0; seed < 300; ++seed) {
+  for (unsigned seed = 0; seed < 300 / test::kEvery; ++seed) {
     World world = Make(3, seed);
     const int who = static_cast<int>(world.Random(3));
     for (Rank& rank : world.ranks) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "interop/dcp/encode.h"
+#include "support/sanitized.h"
 #include "support/status_matchers.h"
 
 namespace varve::checksums_test {
@@ -64,7 +65,7 @@ TEST(DcpChecksums, NoByteBeforeThemCanChangeUnnoticed) {
   const std::string index = SealedSample();
   // Before the attribute's name, opcode and length: a flip in these hides it, and harms nothing.
   const std::size_t end = index.rfind(kDcpChecksums) - 5;
-  for (std::size_t at = 0; at < end; ++at) {
+  for (std::size_t at = 0; at < end; at += test::kEveryByte) {
     for (int bit = 0; bit < 8; ++bit) {
       std::string damaged = index;
       damaged[at] = static_cast<char>(damaged[at] ^ (1 << bit));

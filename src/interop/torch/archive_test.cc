@@ -4,6 +4,7 @@
 
 #include "support/archives.h"
 #include "support/pickles.h"
+#include "support/sanitized.h"
 #include "support/status_matchers.h"
 
 namespace varve::archive_test {
@@ -230,11 +231,11 @@ TEST(TorchItem, NeverCrashesWhateverIsCutOrFlipped) {
                                  Golden("dcp/2.6.0/torch_save/list.pt"),
                                  Archive(Plain(), {std::string(24, 'x')})};
   for (const std::string& file : files) {
-    for (std::size_t size = 0; size < file.size(); ++size) {
+    for (std::size_t size = 0; size < file.size(); size += test::kEveryByte) {
       EXPECT_FALSE(ItemOf(file.substr(0, size)).ok()) << size;
       EXPECT_FALSE(ReadValueItem(file.substr(0, size)).ok()) << size;
     }
-    for (std::size_t at = 0; at < file.size(); ++at) {
+    for (std::size_t at = 0; at < file.size(); at += test::kEveryByte) {
       for (const int flip : {0x01, 0x08, 0x80, 0xFF}) {
         const std::string damaged =
             With(file, at, std::string(1, static_cast<char>(file[at] ^ flip)));

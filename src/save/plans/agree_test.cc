@@ -376,7 +376,7 @@ int SecondExchanges(Job& job, const std::string& path, int saves,
   return second;
 }
 
-constexpr int kManySaves = test::kSanitized ? 20 : 60;
+constexpr int kManySaves = test::kSanitized ? 12 : 60;
 constexpr int kMostMisses = Agreements::kMostWeight / Agreements::kMissWeight;
 
 TEST(PlansAsBefore, AreNotNamedForNothingAgainAndAgain) {
@@ -415,7 +415,7 @@ TEST(PlansAsBefore, CostLittleWhereEverySecondSaveHasAnotherPlan) {
   const auto every_second = [&](int step) {
     job.state(0).structure = step % 2 == 0 ? structure : EncodeValue(Value::Int(step));
   };
-  constexpr int kSaves = test::kSanitized ? 60 : 200;
+  constexpr int kSaves = test::kSanitized ? 40 : 200;
   EXPECT_LE(SecondExchanges(job, dir / "step-", kSaves, every_second), kSaves / 6);
 }
 
