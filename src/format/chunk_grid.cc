@@ -190,6 +190,22 @@ void ChunkCollector::Add(Chunk chunk) {
   }
 }
 
+bool ChunkCollector::GrowsLike(const ChunkCollector& other, std::uint32_t last) const {
+  if (grid_ == nullptr || other.grid_ == nullptr || !grid_->contents.empty() ||
+      grid_->size() != other.grid_->size() || grid_->cells.cell() != other.grid_->cells.cell()) {
+    return false;
+  }
+  const std::vector<ChunkRun>& runs = grid_->runs;
+  const ChunkRun& run = runs.back();
+  const std::uint64_t count = run.end - (runs.size() > 1 ? runs[runs.size() - 2].end : 0);
+  return count > 1 && run.step == 1 && run.file + count - 1 == last;
+}
+
+bool ChunkCollector::IsNext(const Box& box, std::size_t more) const {
+  const std::size_t number = grid_->size() + more;
+  return number < grid_->cells.count() && box == grid_->cells.BoxOf(number);
+}
+
 ChunkList ChunkCollector::Take() {
   if (grid_ != nullptr) {
     return ChunkList(std::shared_ptr<const ChunkGrid>(std::move(grid_)));

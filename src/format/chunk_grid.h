@@ -80,6 +80,15 @@ class ChunkCollector {
   ChunkCollector(const Dims& shape, DType dtype);
 
   void Add(Chunk chunk);
+
+  /// Returns true where the last chunks, two at least, are at one byte each of the files up to
+  /// `last`, and `other` has as many chunks of the same size. Such tensors may grow together.
+  [[nodiscard]] bool GrowsLike(const ChunkCollector& other, std::uint32_t last) const;
+  /// Of one that grows: returns true where `box` is the cell behind `more` further ones.
+  [[nodiscard]] bool IsNext(const Box& box, std::size_t more) const;
+  /// Of one that grows: adds the next `more` cells, each in the next file, at the byte of the last.
+  void Grow(std::size_t more) { grid_->runs.back().end += more; }
+
   /// Returns what was added, sorted by offsets. Call nothing afterwards.
   ChunkList Take();
 

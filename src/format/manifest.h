@@ -2,6 +2,9 @@
 /// 6). It has no hashes of chunks: loads do without, and the data files' headers have them. Pure.
 #pragma once
 
+#include <cstdint>
+#include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -31,6 +34,15 @@ class HeaderMerge {
   /// Adds the next file, in the order of their ranks. Errors: MergeHeaders'; Internal for another
   /// order. Call nothing after an error.
   Status Add(const CheckedHeader& file);
+
+  /// Adds the next file where it has the chunks of the file before, at the same bytes, with boxes
+  /// that follow those, and has no structure. `file` says the rest of it, without chunks. Chunk i of the
+  /// file before has in this one the box `boxes[box_of_chunk[i]]`; chunks of one number are of
+  /// tensors of one dtype and shape. That takes time by the number of boxes, not of chunks. Returns
+  /// false, and adds nothing, where the boxes are not the next ones of grids (chunk_grid.h): Add
+  /// takes such a file. Errors: Add's.
+  Result<bool> AddAlike(const CheckedHeader& file, std::span<const Box> boxes,
+                        std::span<const std::uint32_t> box_of_chunk);
   /// Errors: MergeHeaders'.
   Result<Metadata> Finish();
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -59,6 +60,10 @@ struct HeaderMerge::Merged {
   /// The tensors of the chunks of the file before, in their order: the next file's are mostly the
   /// same.
   std::vector<Tensor*> as_before;
+  /// Of files that were added as alike: a tensor for each of their boxes, and how many files they
+  /// are. Their chunks have still to be added to those of `as_before`.
+  std::vector<const Tensor*> grows;
+  std::size_t alike = 0;
   std::map<std::string, ObjectMetadata> objects;
   std::map<std::string, Hash128> contents;  ///< Of `objects`, from rank-local files.
   /// Of rank-local files, each in the order of the ranks that hold them.
@@ -70,6 +75,9 @@ struct HeaderMerge::Merged {
   Status AddChunk(const CheckedHeader& file, const StoredChunk& stored, Tensor* into);
   Status AddChunks(const CheckedHeader& file);
   Status AddObjects(const CheckedHeader& file);
+  Status AddFile(const CheckedHeader& file);
+  bool MayGrow(std::size_t boxes, std::span<const std::uint32_t> box_of_chunk);
+  void AddAlikeChunks();
   Status TakeTensors(std::vector<TensorMetadata>* sorted);
   void TakeVariants();
   [[nodiscard]] std::uint32_t last_file() const {
@@ -201,7 +209,37 @@ Status HeaderMerge::Merged::AddChunks(const CheckedHeader& file) {
       VARVE_RETURN_IF_ERROR(AddChunk(file, chunks[i], TensorOf(*at->second, chunks[i])));
     }
   }
+  if (!aliases.empty()) {
+    as_before.clear();  // It lacks the tensors of the other names.
+  }
   return Status::Ok();
+}
+
+/// Returns true where all tensors of the file before may grow, those of one number together, and
+/// sets `grows`.
+bool HeaderMerge::Merged::MayGrow(std::size_t boxes, std::span<const std::uint32_t> box_of_chunk) {
+  grows.assign(boxes, nullptr);
+  if (box_of_chunk.size() != as_before.size()) {
+    return false;
+  }
+  for (std::size_t i = 0; i < as_before.size(); ++i) {
+    const Tensor*& first = grows[box_of_chunk[i]];
+    first = first == nullptr ? as_before[i] : first;
+    if (!as_before[i]->chunks.GrowsLike(first->chunks, last_file())) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void HeaderMerge::Merged::AddAlikeChunks() {
+  if (alike == 0) {
+    return;
+  }
+  for (Tensor* const tensor : as_before) {
+    tensor->chunks.Grow(alike);
+  }
+  alike = 0;
 }
 
 /// Moves the tensors to a list by name, when all files have been added.
@@ -299,37 +337,63 @@ Status CheckTiling(const TensorMetadata& tensor) {
 HeaderMerge::HeaderMerge() : merged_(std::make_unique<Merged>()) {}
 HeaderMerge::~HeaderMerge() = default;
 
-Status HeaderMerge::Add(const CheckedHeader& file) {
-  Metadata& metadata = merged_->metadata;
-  const FileIdentity& identity = file.header.identity;
+/// Adds a file, without what it holds.
+Status HeaderMerge::Merged::AddFile(const CheckedHeader& file) {
+  const FileIdentity& own = file.header.identity;
   if (metadata.files.empty()) {
-    merged_->identity = identity;
-    metadata.save_id = identity.save_id;
-    metadata.world_size = identity.world_size;
-    metadata.block_bytes = identity.block_bytes;
+    identity = own;
+    metadata.save_id = own.save_id;
+    metadata.world_size = own.world_size;
+    metadata.block_bytes = own.block_bytes;
   }
-  VARVE_RETURN_IF_ERROR(CheckAgreement(merged_->identity, identity));
-  if (!metadata.files.empty() && metadata.files.back().rank >= identity.rank) {
-    return metadata.files.back().rank == identity.rank
-               ? DataLoss("two data files of rank " + std::to_string(identity.rank))
+  VARVE_RETURN_IF_ERROR(CheckAgreement(identity, own));
+  if (!metadata.files.empty() && metadata.files.back().rank >= own.rank) {
+    return metadata.files.back().rank == own.rank
+               ? DataLoss("two data files of rank " + std::to_string(own.rank))
                : Internal("headers are not in the order of their ranks");
   }
-  metadata.files.push_back({DataFileName(file.header), identity.rank,
+  metadata.files.push_back({DataFileName(file.header), own.rank,
                             file.header_bytes + file.header.data_bytes, file.header_bytes,
                             file.header_crc32c, file.header.block_crc32c});
-  if (!identity.coordinated) {
+  return Status::Ok();
+}
+
+Status HeaderMerge::Add(const CheckedHeader& file) {
+  merged_->AddAlikeChunks();
+  VARVE_RETURN_IF_ERROR(merged_->AddFile(file));
+  if (!file.header.identity.coordinated) {
     VARVE_RETURN_IF_ERROR(CheckApart(file.header));
   }
   VARVE_RETURN_IF_ERROR(merged_->AddObjects(file));
   if (file.header.structure) {
-    metadata.structures.push_back({merged_->last_file(),
-                                   file.header_bytes + file.header.structure->begin,
-                                   file.header_bytes + file.header.structure->end});
+    merged_->metadata.structures.push_back({merged_->last_file(),
+                                            file.header_bytes + file.header.structure->begin,
+                                            file.header_bytes + file.header.structure->end});
   }
   return merged_->AddChunks(file);
 }
 
+Result<bool> HeaderMerge::AddAlike(const CheckedHeader& file, std::span<const Box> boxes,
+                                   std::span<const std::uint32_t> box_of_chunk) {
+  const std::vector<DataFile>& files = merged_->metadata.files;
+  if (files.empty() || files.back().data_begin != file.header_bytes ||
+      (merged_->alike == 0 && !merged_->MayGrow(boxes.size(), box_of_chunk))) {
+    return false;
+  }
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    const Merged::Tensor* const first = merged_->grows[i];
+    if (first != nullptr && !first->chunks.IsNext(boxes[i], merged_->alike)) {
+      return false;
+    }
+  }
+  VARVE_RETURN_IF_ERROR(merged_->AddFile(file));
+  VARVE_RETURN_IF_ERROR(merged_->AddObjects(file));
+  ++merged_->alike;
+  return true;
+}
+
 Result<Metadata> HeaderMerge::Finish() {
+  merged_->AddAlikeChunks();
   Metadata& metadata = merged_->metadata;
   if (metadata.files.empty()) {
     return DataLoss("no data files");

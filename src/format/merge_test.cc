@@ -162,6 +162,69 @@ TEST(MergeHeaders, RefusesOneNameForATensorAndAnObject) {
                 kLoss, {"\"w\"", "both as a tensor and as an object"}));
 }
 
+/// Headers of ranks that each hold two of the rows of two tensors and a value of their own.
+std::vector<CheckedHeader> OfTwoTensors(std::uint32_t ranks) {
+  std::vector<CheckedHeader> headers;
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    const Box rows{{rank * 2, 0}, {2, 4}};
+    const StoredChunk v{"v", DType::kFloat32, {ranks * 2, 4}, rows, {}, {}};
+    const StoredChunk w{"w", DType::kFloat32, {ranks * 2, 4}, rows, {}, {}};
+    headers.push_back(Checked(HeaderWith(rank, ranks, {v, w}, {"rng" + std::to_string(rank)})));
+    for (StoredChunk& chunk : headers.back().header.chunks) {
+      chunk.content = {};
+    }
+  }
+  return headers;
+}
+
+/// Adds a header by its box, as one whose chunks are those of the file before.
+Result<bool> AddAlike(CheckedHeader file, HeaderMerge* merge) {
+  const std::vector<Box> boxes{file.header.chunks[0].box};
+  file.header.chunks.clear();
+  return merge->AddAlike(file, boxes, std::vector<std::uint32_t>{0, 0});
+}
+
+TEST(MergeHeaders, FilesLikeTheOneBeforeAreAddedByTheirBoxes) {
+  const std::vector<CheckedHeader> headers = OfTwoTensors(12);
+  HeaderMerge merge;
+  for (std::size_t rank = 0; rank < headers.size(); ++rank) {
+    if (rank < 4 || rank == 8) {  // A list of fewer chunks is no grid yet.
+      EXPECT_EQ(AddAlike(headers[rank], &merge).value(), rank == 8);
+    }
+    if (rank < 4) {
+      ASSERT_TRUE(IsOk(merge.Add(headers[rank])));
+    } else if (rank == 7) {
+      ASSERT_TRUE(IsOk(merge.Add(headers[rank]))) << "one that is given whole in between";
+    } else if (rank != 8) {
+      EXPECT_TRUE(AddAlike(headers[rank], &merge).value()) << rank;
+    }
+  }
+  const auto merged = merge.Finish();
+  ASSERT_TRUE(IsOk(merged));
+  EXPECT_EQ(*merged, MergeHeaders(headers).value());
+}
+
+TEST(MergeHeaders, AFileIsNotLikeTheOneBeforeWhereItsBytesOrBoxesAreOthers) {
+  const std::vector<CheckedHeader> headers = OfTwoTensors(12);
+  HeaderMerge merge;
+  for (std::size_t rank = 0; rank < 5; ++rank) {
+    ASSERT_TRUE(IsOk(merge.Add(headers[rank])));
+  }
+  CheckedHeader longer = headers[5];
+  longer.header_bytes += kDataAlignment;
+  EXPECT_FALSE(AddAlike(longer, &merge).value());
+  CheckedHeader further = headers[5];
+  further.header.chunks[0].box = headers[6].header.chunks[0].box;
+  EXPECT_FALSE(AddAlike(further, &merge).value());
+  for (std::size_t rank = 5; rank < 12; ++rank) {
+    EXPECT_TRUE(AddAlike(headers[rank], &merge).value());
+  }
+  CheckedHeader beyond = headers[11];
+  beyond.header.identity.rank = 12;
+  EXPECT_FALSE(AddAlike(beyond, &merge).value());
+  EXPECT_EQ(merge.Finish().value(), MergeHeaders(headers).value());
+}
+
 TEST(MergeHeaders, KeepsScalarAndEmptyTensors) {
   const auto metadata = MergeHeaders(
       Merged({HeaderWith(0, 1,

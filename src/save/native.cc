@@ -13,6 +13,7 @@
 #include "format/manifest.h"
 #include "plan/index_size.h"
 #include "save/data_writer.h"
+#include "save/plans/alike_files.h"
 #include "save/plans/kept_index.h"
 
 namespace varve {
@@ -37,6 +38,23 @@ Result<RankFile> LayOutNative(const State* state, const SettledSave& settled,
   return file;
 }
 
+namespace {
+
+/// Adds a rank's file without placing its tensors, where they lie as in the one before. Returns
+/// whether they do.
+Result<bool> AddAlike(const FileIdentity& identity, const WriteReceipt& receipt,
+                      const AlikeFiles& alike, HeaderMerge* merge) {
+  VARVE_ASSIGN_OR_RETURN(auto file, alike.FileOf(identity));
+  if (!file) {
+    return false;
+  }
+  VARVE_RETURN_IF_ERROR(ApplyReceipt(receipt, &file->header));
+  return merge->AddAlike({std::move(file->header), receipt.header_bytes, receipt.header_crc32c},
+                         file->boxes, alike.family_of_chunk());
+}
+
+}  // namespace
+
 Result<CheckpointIndex> MakeNativeIndex(const SettledSave& settled,
                                         const std::vector<std::string>& receipts,
                                         FileIdentity identity) {
@@ -55,18 +73,27 @@ Result<CheckpointIndex> MakeNativeIndex(const SettledSave& settled,
   }
   HeaderMerge merge;
   KeptIndex::WrittenObjects written;
+  AlikeFiles alike(settled);
+  WriteReceipt receipt;  // Of the rank that is added.
   const auto add = [&](std::uint32_t rank, const LocalPlan& plan,
                        const RankAssignment& assignment) -> Status {
-    VARVE_ASSIGN_OR_RETURN(const WriteReceipt receipt, DecodeReceipt(receipts[rank]));
     if (!assignment.objects.empty()) {
       written[rank] = assignment.objects;
     }
-    identity.rank = rank;
     VARVE_ASSIGN_OR_RETURN(FilePlan file, PlanFile(plan, assignment, identity));
+    alike.Follow(rank, assignment, file);
     VARVE_RETURN_IF_ERROR(ApplyReceipt(receipt, &file.header));
     return merge.Add({std::move(file.header), receipt.header_bytes, receipt.header_crc32c});
   };
-  VARVE_RETURN_IF_ERROR(settled.ForEachRank(add));
+  for (identity.rank = 0; identity.rank < receipts.size(); ++identity.rank) {
+    VARVE_ASSIGN_OR_RETURN(receipt, DecodeReceipt(receipts[identity.rank]));
+    VARVE_ASSIGN_OR_RETURN(const bool added, AddAlike(identity, receipt, alike, &merge));
+    if (!added) {
+      VARVE_RETURN_IF_ERROR(settled.VisitRank(identity.rank, add));
+    } else if (!alike.objects().empty()) {
+      written[identity.rank] = alike.objects();
+    }
+  }
   VARVE_ASSIGN_OR_RETURN(Metadata metadata, merge.Finish());
   if (settled.kept_index != nullptr) {
     (void)Guarded([&] {  // Without memory for it the next save makes its index anew.

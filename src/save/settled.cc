@@ -9,15 +9,18 @@
 
 namespace varve {
 
+Status SettledSave::ApplySizesOf(std::uint32_t rank, LocalPlan* plan) const {
+  const auto changed = sizes.find(rank);
+  return changed == sizes.end() ? Status::Ok() : ApplySizes(changed->second, plan);
+}
+
 Status SettledSave::VisitRank(std::uint32_t rank, const Visit& visit) const {
   if (rank == 0) {
     return visit(0, plan(), assignment());
   }
   VARVE_ASSIGN_OR_RETURN(LocalPlan theirs, others->PlanOf(rank));
   VARVE_ASSIGN_OR_RETURN(const RankAssignment writes, others->AssignmentOf(rank));
-  if (const auto changed = sizes.find(rank); changed != sizes.end()) {
-    VARVE_RETURN_IF_ERROR(ApplySizes(changed->second, &theirs));
-  }
+  VARVE_RETURN_IF_ERROR(ApplySizesOf(rank, &theirs));
   return visit(rank, theirs, writes);
 }
 

@@ -53,6 +53,9 @@ struct SettledSave {
   [[nodiscard]] const LocalPlan& plan() const { return plans[0]; }
   [[nodiscard]] const RankAssignment& assignment() const { return settled.ranks[0]; }
 
+  /// Puts the sizes that a rank's values have now into its plan. Errors: ApplySizes'.
+  Status ApplySizesOf(std::uint32_t rank, LocalPlan* plan) const;
+
   using Visit = std::function<Status(std::uint32_t rank, const LocalPlan& plan,
                                      const RankAssignment& assignment)>;
 

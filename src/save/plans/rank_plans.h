@@ -55,6 +55,12 @@ class RankPlans {
   [[nodiscard]] std::uint64_t ObjectsOf(std::size_t rank) const;
   /// Returns the plan of rank 1 or a higher one, without its structure. Errors: DataLoss naming it.
   [[nodiscard]] Result<LocalPlan> PlanOf(std::size_t rank) const;
+  /// Returns true where two of these ranks write the same items of their plans.
+  [[nodiscard]] bool HaveOneAssignment(std::size_t a, std::size_t b) const {
+    const std::shared_ptr<const Bytes>& first = ranks_[a - 1].assignment;
+    const std::shared_ptr<const Bytes>& second = ranks_[b - 1].assignment;
+    return first == second || *first == *second;
+  }
   /// Returns what that rank writes. Errors: DataLoss naming it.
   [[nodiscard]] Result<RankAssignment> AssignmentOf(std::size_t rank) const;
 
