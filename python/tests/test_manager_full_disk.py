@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,16 @@ def test_without_a_rule_or_a_resume_a_full_disk_loses_nothing(
             manager.resume(state(make))
         manager.save(4, state(make))
     assert steps(run) == [1, 2, 3]
+
+
+def test_a_count_of_restarts_that_finds_the_disk_full_leaves_nothing(small_disk: Path) -> None:
+    run = small_disk / "run"
+    with varve.CheckpointManager(run, every=1) as manager:
+        manager.save(1, {"step": 1})
+    with open(small_disk / "full", "wb", buffering=0) as full, pytest.raises(OSError):
+        while True:
+            full.write(bytes(1 << 12))
+    before = sorted(os.listdir(run))
+    with varve.CheckpointManager(run, max_restarts=2) as manager:
+        assert manager.resume({"step": 0}) == 1
+    assert sorted(os.listdir(run)) == before

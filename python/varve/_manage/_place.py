@@ -5,6 +5,7 @@ In a directory these are files; in an object store, where nothing can be appende
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -89,9 +90,14 @@ class Folder:
     def write(self, name: str, text: str) -> None:
         path = os.path.join(self._run, name)
         temporary = f"{path}.tmp"
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
 
     def remove(self, name: str) -> None:
         try:

@@ -202,7 +202,7 @@ class Chooser:
             self._place.write(RESTARTS_NAME, json.dumps(restarts))
             self._may_have_restarts = True
         except (OSError, Error) as error:
-            _LOG.warning("restarts of the run are not counted: %s", error)
+            _LOG.warning("restarts of the run %s are not counted: %s", self._run, error)
 
 
 def log_left_over(where: str, unexpected: list[str]) -> None:
