@@ -140,6 +140,16 @@ TEST_F(Run, ACheckpointWhoseNoteHasAnotherStepIsNoStep) {
   EXPECT_EQ(misnamed->front().other_step, 10U);
 }
 
+TEST_F(Run, ACopyUnderAnotherNumberTakesNoDamagedStepsPlace) {
+  Save("step-10", 1, 10);
+  std::filesystem::copy(Path("step-10"), Path("step-99"));
+  std::filesystem::remove(Path("step-10/data-00000-of-00001.safetensors"));
+  EXPECT_TRUE(FailsWith(NewestCheckpoint(dir_.path()), StatusCode::kNotFound,
+                        {"there is no whole checkpoint in"}));
+  std::filesystem::remove_all(Path("step-10"));
+  EXPECT_EQ(NewestCheckpoint(dir_.path()).value(), Path("step-99")) << "no step was lost";
+}
+
 TEST_F(Run, AStepThatNoManagerHasSavedIsAsNewAsWhatWasSavedThen) {
   Save("step-300", 1, 300);
   Save("step-400");

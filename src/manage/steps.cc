@@ -165,6 +165,17 @@ bool MayBeNewest(const CheckpointEntry& entry) {
          entry.state == CheckpointState::kUnreadable;
 }
 
+/// Returns true where a step is listed that is not whole.
+bool HasBrokenStep(const Look& look) {
+  return std::any_of(look.entries.begin(), look.entries.end(), [](const CheckpointEntry& entry) {
+    return IsStepName(entry.name) && (entry.state == CheckpointState::kDamaged ||
+                                      entry.state == CheckpointState::kIncomplete);
+  });
+}
+
+/// Returns true for a copy of a step under the number of another one.
+bool IsMisnamed(const RunStep& step) { return step.other_step && IsStepName(step.name); }
+
 /// Returns true where a directory was listed as a checkpoint may be and is none, or data alone: it
 /// was removed meanwhile, or is being removed, and another may have come that was not listed yet.
 bool HasMissed(const Look& look) {
@@ -225,6 +236,9 @@ Result<std::string> NewestCheckpoint(const std::string& given, Storage& storage,
         found, StepsOf(storage, directory, look, stop, /*with_pins=*/false, MayBeNewest));
     std::erase_if(found,
                   [](const RunStep& step) { return step.state == CheckpointState::kDamaged; });
+    if (HasBrokenStep(look) && std::all_of(found.begin(), found.end(), IsMisnamed)) {
+      found.clear();  // As a resume, which fails there: a copy takes no lost step's place.
+    }
     if (found.empty() && look.self && IsWhole(*look.self)) {
       return directory;
     }
