@@ -231,3 +231,12 @@ def test_inspect_names_the_class_of_a_tensor_that_is_made_of_others(run, run_jso
     assert ["m.w", "torch.sparse_coo", "indices,", "values"] in lines
     (wrapped,) = run_json("inspect", path)["wrapped"]
     assert wrapped == {"fqn": "m.w", "class": "torch.sparse_coo", "inner": ["indices", "values"]}
+
+
+def test_an_error_of_a_checkpoint_of_one_file_names_it_once(run, folder):
+    folder.mkdir(exist_ok=True)
+    header = b"\x05" + bytes(7)  # Of a header of five bytes.
+    for name, content in {"a.pt": b"PK\3\4junk", "b.safetensors": header + b'{"a":'}.items():
+        (folder / name).write_bytes(content)
+        error = run("inspect", folder / name, code=1).stderr
+        assert error.count(name) == 1 and f"{folder / name}: " in error

@@ -181,12 +181,11 @@ Result<OpenedIndex> OpenKnownFile(Storage& storage, const std::string& path) {
       return NotOurs(path, other);
     }
   }
-  auto decoded = content == Content::kSafetensors ? DecodeSafetensors({{name, size, read}})
-                                                  : DecodeTorchFile(size, read, name);
-  if (!decoded.ok()) {
-    return decoded.status().Annotate(path);
-  }
-  return Opened(ParentPath(path), std::move(*decoded));
+  VARVE_ASSIGN_OR_RETURN(Decoded decoded, content == Content::kSafetensors
+                                              ? DecodeSafetensors({{path, size, read}})
+                                              : DecodeTorchFile(size, read, path));
+  decoded.metadata.files.front().name = name;  // Errors name the path.
+  return Opened(ParentPath(path), std::move(decoded));
 }
 
 }  // namespace varve
