@@ -22,6 +22,7 @@
 // index. Repair reads them, and changes nothing.
 
 #include <algorithm>
+#include <cerrno>
 
 #include "base/guarded.h"
 #include "base/retry_time.h"
@@ -99,6 +100,11 @@ Result<Metadata> Rebuild(Storage& storage, const ScanResult& scan, const std::st
 /// Returns Ok for a record that was read, or is damaged or missing; else why it was not read, as
 /// for a newer Varve's. The record alone names the side files.
 Status CheckMayMend(const Status& record) {
+  if (record.details().system_error == ENOTDIR) {
+    return FailedPrecondition(
+        "it is a file; an index is made for checkpoints in Varve's own format alone, which are "
+        "directories");
+  }
   const bool is_damage =
       record.code() == StatusCode::kDataLoss || record.code() == StatusCode::kNotFound;
   return is_damage ? Status::Ok() : CopyOf(record);

@@ -88,6 +88,14 @@ def test_repair_refuses_a_damaged_header(run, checkpoint):
     assert contents(checkpoint) == before
 
 
+def test_repair_says_that_a_checkpoint_of_one_file_has_no_index(run, folder):
+    folder.mkdir(exist_ok=True)
+    model = folder / "model.pt"
+    model.write_bytes(b"x")
+    assert "it is a file" in run("repair", model, code=2).stderr
+    assert [entry.name for entry in folder.iterdir()] == ["model.pt"]
+
+
 # ---- gc ----
 
 
