@@ -239,6 +239,7 @@ def test_an_older_report_is_replaced_and_nothing_else(
     )
     assert mine.read_text() == "<!DOCTYPE html>\n<html>mine</html>"
     assert "no such directory" in run("report", folder / "none", code=2).stderr
+    assert "--json, which is printed" in run("report", folder, "-o", "-", code=2).stderr
     missing = run("report", folder, "-o", tmp_path / "none" / "x.html", code=2).stderr
     assert "No such file or directory" in missing
     assert sorted(path.name for path in folder.iterdir()) == [checkpoint.name, "varve-report.html"]

@@ -60,8 +60,10 @@ std::string DefaultPage(const std::string& run) {
 
 /// Refuses to replace a file that no report has written.
 Status CheckTarget(const std::string& path) {
-  if (IsInObjectStore(path)) {
-    return InvalidArgument("report: -o " + path + ": the page is a file of this host");
+  if (IsInObjectStore(path) || path == "-") {
+    return InvalidArgument("report: -o " + path +
+                           ": the page is a file of this host; give its name, or take --json, "
+                           "which is printed");
   }
   std::error_code error;
   const auto kind = std::filesystem::status(path, error).type();
