@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <new>
@@ -188,6 +190,52 @@ Status CheckCluster(CheckpointReader& reader, const std::vector<const Placed*>& 
   }
 }
 
+/// A range of addresses.
+struct Addresses {
+  std::uintptr_t begin = 0;
+  std::uintptr_t end = 0;
+};
+
+/// Returns the memory of this process that may not be written to, in order; none where /proc does
+/// not tell.
+std::vector<Addresses> ReadOnlyMemory() {
+  const auto address = [](std::string_view digits) {
+    std::uintptr_t value = 0;
+    std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+    return value;
+  };
+  std::vector<Addresses> found;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {  // "5580c000-5580d000 r--p ...".
+    const std::size_t dash = line.find('-');
+    const std::size_t space = line.find(' ');
+    if (dash < space && space + 2 < line.size() && line[space + 2] != 'w') {
+      const std::string_view text = line;
+      found.push_back({address(text.substr(0, dash)), address(text.substr(dash + 1))});
+    }
+  }
+  return found;
+}
+
+/// Refuses a target in memory that is mapped read-only, which a copy into it would find out by
+/// SIGSEGV.
+Status CheckWritable(const std::vector<Placed>& placed) {
+  const std::vector<Addresses> read_only = ReadOnlyMemory();
+  for (const Placed& one : placed) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(one.span.begin);
+    const auto range =
+        std::upper_bound(read_only.begin(), read_only.end(), begin,
+                         [](std::uintptr_t at, const Addresses& other) { return at < other.end; });
+    if (!one.target->cuda && range != read_only.end() &&
+        range->begin < reinterpret_cast<std::uintptr_t>(one.span.end)) {
+      return InvalidArgument(Named(*one.target) +
+                             ": the destination is in memory that cannot be written to, as that "
+                             "of a file that is mapped read-only; load into a copy of it");
+    }
+  }
+  return Status::Ok();
+}
+
 }  // namespace
 
 Result<StridedMemory> MemoryOf(const TargetTensor& target) {
@@ -228,6 +276,7 @@ Status CheckDestinations(CheckpointReader& reader, std::span<const TargetTensor>
   std::sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) {
     return std::less<>()(a.span.begin, b.span.begin);
   });
+  VARVE_RETURN_IF_ERROR(CheckWritable(placed));
   for (std::size_t begin = 0; begin < placed.size();) {
     std::vector<const Placed*> cluster{&placed[begin]};
     const std::byte* end = placed[begin].span.end;

@@ -15,11 +15,12 @@
 
 namespace varve {
 
-/// Refuses targets that could not hold what is stored: one whose elements share memory, and two
-/// that share memory while different values are stored for it. Equal values are fine, as for a tied
-/// parameter under two names: proven by the index where it can (same bytes of a file, same content
-/// hash), else by reading both into scratch memory of twice their size. Every target is of a stored
-/// shape, and of the stored dtype or one that `options` let a load convert to. Writes to no target.
+/// Refuses targets that could not hold what is stored: one whose elements share memory, one in
+/// memory that is mapped read-only, and two that share memory while different values are stored for
+/// it. Equal values are fine, as for a tied parameter under two names: proven by the index where it
+/// can (same bytes of a file, same content hash), else by reading both into scratch memory of twice
+/// their size. Every target is of a stored shape, and of the stored dtype or one that `options` let
+/// a load convert to. Changes no target.
 /// Errors: InvalidArgument naming the tensors; those of reading.
 Status CheckDestinations(CheckpointReader& reader, std::span<const TargetTensor> targets,
                          const LoadOptions& options);

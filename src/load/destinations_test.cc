@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
@@ -55,6 +56,22 @@ TEST(LoadDestinations, ThatOverlapThemselvesAreRefusedBeforeAnythingIsWritten) {
   EXPECT_EQ(memory, Floats(6, -1));
   EXPECT_TRUE(FailsWith(LoadAll(*reader, {Target("a", nullptr)}), StatusCode::kInvalidArgument,
                         {"\"a\"", "no memory"}));
+}
+
+TEST(LoadDestinations, InReadOnlyMemoryAreRefusedBeforeAnythingIsWritten) {
+  const TempDir dir;
+  const auto reader = Saved(dir);
+  Floats memory(6, -1);
+  void* const mapped =
+      ::mmap(nullptr, 6 * sizeof(float), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  EXPECT_TRUE(FailsWith(
+      LoadAll(*reader, {Target("same", memory.data()), Target("a", static_cast<float*>(mapped))}),
+      StatusCode::kInvalidArgument, {"\"a\"", "cannot be written to"}));
+  EXPECT_EQ(memory, Floats(6, -1));
+  ASSERT_EQ(::mprotect(mapped, 6 * sizeof(float), PROT_READ | PROT_WRITE), 0);
+  EXPECT_TRUE(IsOk(LoadAll(*reader, {Target("a", static_cast<float*>(mapped))})));
+  ::munmap(mapped, 6 * sizeof(float));
 }
 
 TEST(LoadDestinations, OfOneMemoryTakeEqualValuesOnly) {
