@@ -168,6 +168,21 @@ TEST(Agent, SeveralRanksSaveOneCheckpointTogetherAndLeaveNothingElse) {
   }
 }
 
+TEST(Agent, SavesTensorsThatAllAreEmpty) {
+  AgentHere agent;
+  const TempDir dir;
+  State state;
+  for (const char* const name : {"a", "b"}) {
+    state.tensors.push_back(
+        {name, DType::kFloat32, {3, 0}, WholeBox({3, 0}), HostMemory{nullptr, {0, 4}}});
+  }
+  const auto stager = agent.MakeStager();
+  ASSERT_TRUE(IsOk(AsyncSave(state, dir / "a", {}, *stager).done().get()));
+  const auto verified = Verify(dir / "a");
+  ASSERT_TRUE(IsOk(verified));
+  EXPECT_TRUE(verified->clean());
+}
+
 TEST(Agent, ARankThatCannotSaveIsNamedOnAll) {
   AgentHere agent;
   const TempDir dir;

@@ -141,7 +141,7 @@ Result<AsyncSaveReport> WriteSubmission(const Submission& save, Storage& storage
   session->AddPhases(save.phases);
   const Status ready = CheckImage(save, session->work());
   std::unique_ptr<StagedFile> staged;
-  if (ready.ok() && !memory.blocks.empty()) {
+  if (ready.ok()) {
     staged = std::make_unique<StagedFile>(save.image, memory.blocks, BufferPool::Shared(),
                                           memory.intact);
   }
