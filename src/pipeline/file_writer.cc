@@ -58,7 +58,6 @@ class Filler {
       }
       filled += step;
       at_ += step;
-      data_bytes_ += step;
       in_block_ += step;
       if (in_block_ == block_bytes_) {
         CloseBlock();
@@ -142,7 +141,6 @@ class Filler {
   std::size_t segment_ = 0;
   std::uint64_t at_ = 0;        // Bytes of the segment done.
   std::uint64_t in_block_ = 0;  // Bytes of the checksum block done.
-  std::uint64_t data_bytes_ = 0;
   std::uint32_t crc_ = 0;
   Xxh3Stream stream_;
   std::optional<Hash128> whole_;

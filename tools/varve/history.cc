@@ -86,7 +86,6 @@ class Reader {
       Save(line, time, &job);
     } else if (event == "load") {
       job.resumed_from = Whole(line, "step");
-      job.load_seconds = NumberOr0(line, "seconds");
       job.ready = time;
     } else if (event == "end") {
       job.outcome = Text(line, "outcome");

@@ -36,7 +36,6 @@ struct HistoryJob {
   std::string host;
   std::optional<std::string> outcome;  ///< Of its end; nothing where it has not ended by itself.
   std::optional<std::uint64_t> resumed_from;
-  double load_seconds = 0;
   double ready = 0;  ///< When its load was done; 0 where it loaded nothing.
   std::uint64_t saves = 0;
   std::uint64_t failed = 0;

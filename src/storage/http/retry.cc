@@ -60,7 +60,6 @@ RequestState Step(RequestState state, const Answer& answer, const RetryPolicy& p
     case AnswerKind::kTransient: break;
   }
   ++state.failures;
-  state.since_first_failure = elapsed;
   state.wait = Jitter(state.failures, policy, random);
   if (answer.retry_after) {
     state.wait = std::max(state.wait, std::min(*answer.retry_after, policy.longest));

@@ -29,7 +29,6 @@ struct RequestState {
   RequestAction is = RequestAction::kSend;
   int failures = 0;
   int corrections = 0;
-  std::chrono::milliseconds since_first_failure{0};
   std::chrono::milliseconds wait{0};  ///< In kWait.
 };
 

@@ -272,7 +272,6 @@ Result<Settings> ReadSettings(const Environment& environment, std::string_view s
   if (const auto region =
           Setting(environment, profile, {"AWS_REGION", "AWS_DEFAULT_REGION"}, "region")) {
     settings.region = *region;
-    settings.region_is_given = true;
   }
   const std::string addressing =
       Setting(environment, profile, {"VARVE_S3_ADDRESSING"}, "s3.addressing_style")

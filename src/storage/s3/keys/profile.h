@@ -43,7 +43,6 @@ struct Settings {
   std::string endpoint;  ///< "https://host[:port]", no path. Empty: AWS, by region.
   bool tls = true;       ///< False (OLMO_NO_SSL): not where no scheme is given, nor to AWS.
   std::string region = "us-east-1";
-  bool region_is_given = false;
   Addressing addressing = Addressing::kPath;
   std::string ca_file;
   bool requester_pays = false;

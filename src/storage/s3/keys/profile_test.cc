@@ -101,7 +101,6 @@ TEST(S3Profile, WithoutAnythingABucketIsAWSs) {
   const Settings settings = ReadSettings(Home().environment()).value();
   EXPECT_EQ(settings.endpoint, "");
   EXPECT_EQ(settings.region, "us-east-1");
-  EXPECT_FALSE(settings.region_is_given);
   EXPECT_EQ(settings.addressing, Addressing::kVirtual);
 }
 
