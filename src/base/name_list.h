@@ -7,9 +7,10 @@
 
 namespace varve {
 
-/// Returns "a, b, c", and "and 7 more" behind the first `most`.
+/// Returns "a, b, c", and "and 7 more" behind the first ten.
 template <class Range>
-std::string NameSome(const Range& names, std::size_t most = 10) {
+std::string NameSome(const Range& names) {
+  constexpr std::size_t most = 10;
   std::string text;
   std::size_t count = 0;
   for (const auto& name : names) {

@@ -68,7 +68,7 @@ Result<ScanResult> ScanDataFiles(Storage& storage, const std::string& directory,
 
 /// Reads and decodes the headers of the files of one set. Errors: Cancelled on `stop`.
 Result<ScanResult> ScanSet(Storage& storage, const std::string& directory, const NamedSet& set,
-                           const std::stop_token& stop = {});
+                           const std::stop_token& stop);
 
 /// Reads and decodes the header of the data file `name`. Errors: why it cannot be read.
 Status TryHeader(Storage& storage, const std::string& directory, const std::string& name);

@@ -129,7 +129,7 @@ Status Await(const PackedMemory& memory, DeviceWaits* waits) {
 }
 
 Result<std::uint64_t> WriteAll(const std::string& path, std::vector<FileSegment> segments,
-                               const SaveOptions& options, Storage& storage) {
+                               const SaveOptions& options) {
   FileWork work;
   for (const FileSegment& segment : segments) {
     work.size += segment.bytes;
@@ -137,7 +137,7 @@ Result<std::uint64_t> WriteAll(const std::string& path, std::vector<FileSegment>
   work.block_bytes = options.block_bytes;
   work.segments = std::move(segments);
   work.finish = [](const WrittenSegments&) -> Result<FinishedFile> { return FinishedFile{}; };
-  VARVE_RETURN_IF_ERROR(WriteFileWork(storage, path, work, nullptr, options).status());
+  VARVE_RETURN_IF_ERROR(WriteFileWork(AnyStorage(), path, work, nullptr, options).status());
   return work.size;
 }
 
@@ -145,7 +145,7 @@ Result<std::uint64_t> WriteAll(const std::string& path, std::vector<FileSegment>
 
 Result<std::uint64_t> WritePickledState(const std::string& path, Bytes pickle,
                                         const std::vector<PackedMemory>& storages,
-                                        const SaveOptions& options, Storage& storage) {
+                                        const SaveOptions& options) {
   PickledState state{.pickle = std::move(pickle)};
   std::vector<StateFileStorage> produced;
   DeviceWaits waits;
@@ -155,12 +155,12 @@ Result<std::uint64_t> WritePickledState(const std::string& path, Bytes pickle,
     produced.push_back({CopyOf(memory), memory.cuda ? 0 : kMemoryStepBytes, DeviceOf(memory)});
   }
   const auto file = StateFile::LayOut(std::move(state), std::move(produced));
-  return WriteAll(path, file->segments(), options, storage);
+  return WriteAll(path, file->segments(), options);
 }
 
 Result<std::uint64_t> WriteSafetensors(const std::string& path,
                                        std::vector<SafetensorsSource> tensors,
-                                       const SaveOptions& options, Storage& storage) {
+                                       const SaveOptions& options) {
   std::sort(tensors.begin(), tensors.end(),
             [](const SafetensorsSource& a, const SafetensorsSource& b) {
               return SafetensorsBefore(a.entry, b.entry);
@@ -181,7 +181,7 @@ Result<std::uint64_t> WriteSafetensors(const std::string& path,
   }
   const Bytes header = EncodeSafetensorsHeader(entries);
   segments[0] = {.bytes = header.size(), .literal = AsByteSpan(header)};
-  return WriteAll(path, std::move(segments), options, storage);
+  return WriteAll(path, std::move(segments), options);
 }
 
 }  // namespace varve

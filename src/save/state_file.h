@@ -84,8 +84,7 @@ struct PackedMemory {
 /// there in part.
 Result<std::uint64_t> WritePickledState(const std::string& path, Bytes pickle,
                                         const std::vector<PackedMemory>& storages,
-                                        const SaveOptions& options,
-                                        Storage& storage = AnyStorage());
+                                        const SaveOptions& options);
 
 /// A packed tensor in memory, of a type that CanBeSafetensors accepts.
 struct SafetensorsSource {
@@ -98,6 +97,6 @@ struct SafetensorsSource {
 /// size. Errors: as WriteSegments; the file may then be there in part.
 Result<std::uint64_t> WriteSafetensors(const std::string& path,
                                        std::vector<SafetensorsSource> tensors,
-                                       const SaveOptions& options, Storage& storage = AnyStorage());
+                                       const SaveOptions& options);
 
 }  // namespace varve

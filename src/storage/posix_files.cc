@@ -63,10 +63,10 @@ Status ErrnoStatus(std::string_view action, const std::string& name, int error) 
   return WithCodeOf(action, name, error).With({.path = name, .system_error = error});
 }
 
-FileDescriptor OpenDescriptor(const std::string& name, int flags, mode_t mode) {
+FileDescriptor OpenDescriptor(const std::string& name, int flags) {
   int fd = -1;
   do {
-    fd = ::open(name.c_str(), flags | O_CLOEXEC, mode);
+    fd = ::open(name.c_str(), flags | O_CLOEXEC, 0666);
   } while (fd < 0 && errno == EINTR);
   return FileDescriptor(fd);
 }

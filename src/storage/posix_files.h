@@ -5,8 +5,6 @@
 #include <string>
 #include <string_view>
 
-#include <sys/types.h>
-
 #include "base/file_descriptor.h"
 #include "varve/status.h"
 #include "varve/storage.h"
@@ -18,7 +16,7 @@ Status ErrnoStatus(std::string_view action, const std::string& name, int error);
 
 /// Calls open(2) with O_CLOEXEC, again after EINTR. Returns an invalid descriptor and sets errno
 /// when it fails.
-FileDescriptor OpenDescriptor(const std::string& name, int flags, mode_t mode = 0666);
+FileDescriptor OpenDescriptor(const std::string& name, int flags);
 
 /// See Storage::OpenForWrite and OpenForRead.
 Result<std::unique_ptr<WritableFile>> OpenPosixForWrite(const std::string& name,

@@ -72,7 +72,7 @@ std::vector<std::shared_ptr<const Agreement>> Agreements::Find(const LocalPlan& 
 bool Agreements::Keep(std::shared_ptr<const Agreement> agreement) {
   const std::size_t bytes = agreement->bytes();
   const std::scoped_lock lock(mutex_);
-  if (bytes > most_bytes_) {
+  if (bytes > kMostBytes) {
     return false;
   }
   kept_.push_front({std::move(agreement), bytes});
@@ -80,7 +80,7 @@ bool Agreements::Keep(std::shared_ptr<const Agreement> agreement) {
     return std::accumulate(kept_.begin(), kept_.end(), std::size_t{0},
                            [](std::size_t sum, const Kept& one) { return sum + one.bytes; });
   };
-  while (kept_.size() > kMost || taken() > most_bytes_) {
+  while (kept_.size() > kMost || taken() > kMostBytes) {
     kept_.pop_back();
   }
   return true;

@@ -57,11 +57,10 @@ struct Agreement {
 class Agreements {
  public:
   static constexpr std::size_t kMost = 4;
+  static constexpr std::size_t kMostBytes = std::size_t{512} << 20;
   static constexpr int kMissWeight = 4;  ///< A miss weighs as much as so many agreements that hold.
   static constexpr int kMostWeight = 16;
   static constexpr int kPause = 32;  ///< Settled saves.
-
-  explicit Agreements(std::size_t most_bytes = std::size_t{512} << 20) : most_bytes_(most_bytes) {}
 
   /// Returns those that earlier saves by the same ranks have made.
   static std::shared_ptr<Agreements> Of(Coordinator& coordinator);
@@ -90,7 +89,6 @@ class Agreements {
     std::size_t bytes = 0;
   };
 
-  const std::size_t most_bytes_;
   std::mutex mutex_;
   std::list<Kept> kept_;  // All below are guarded by mutex_. The one used last is first.
   int weight_ = 0;
