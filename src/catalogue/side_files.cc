@@ -17,6 +17,9 @@
 namespace varve {
 namespace {
 
+/// They are listed in varve.json, of which readers take at most 64 KiB.
+constexpr std::uint64_t kMaxSideNames = std::uint64_t{48} << 10;
+
 Status BadName(const std::string& name, const std::string& why) {
   return InvalidArgument("files: \"" + name + "\" " + why);
 }

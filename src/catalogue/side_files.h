@@ -17,8 +17,6 @@ namespace varve {
 
 /// Side files of a save are held in memory until they are written.
 inline constexpr std::uint64_t kMaxSideBytes = std::uint64_t{256} << 20;
-/// They are listed in varve.json, of which readers take at most 64 KiB.
-inline constexpr std::uint64_t kMaxSideNames = std::uint64_t{48} << 10;
 
 /// Returns true for the name of a file that Hugging Face's tools read beside the weights: the
 /// model's configuration, or a tokenizer's.

@@ -21,8 +21,8 @@ Dims WithMargin(const Dims& sizes, std::uint64_t margin) {
   return padded;
 }
 
-}  // namespace
-
+/// Returns the content of a box of a tensor, row-major. Every byte depends on where its element
+/// lies in the whole tensor, on where it lies in the element and on `salt`.
 std::string PatternOf(const SampleTensor& spec, std::uint8_t salt) {
   std::string bytes;
   ForEachElement(spec.box.sizes, [&](const Dims& position) {
@@ -36,6 +36,8 @@ std::string PatternOf(const SampleTensor& spec, std::uint8_t salt) {
   });
   return bytes;
 }
+
+}  // namespace
 
 void Holding::Add(const SampleTensor& spec) {
   SourceTensor tensor;

@@ -24,10 +24,6 @@ inline SampleTensor Whole(std::string fqn, DType dtype, const Dims& shape) {
   return {std::move(fqn), dtype, shape, WholeBox(shape)};
 }
 
-/// Returns the content of a box of a tensor, row-major. Every byte depends on where its element
-/// lies in the whole tensor, on where it lies in the element and on `salt`.
-std::string PatternOf(const SampleTensor& spec, std::uint8_t salt);
-
 /// The state that a rank saves, with its memory.
 class Holding {
  public:

@@ -14,6 +14,7 @@
 #include "catalogue/remains.h"
 #include "catalogue/scan.h"
 #include "catalogue/side_files.h"
+#include "interop/safetensors/hf_checksums.h"
 #include "varve/catalogue.h"
 
 namespace varve {

@@ -19,6 +19,22 @@ double Now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+Summary Summarise(std::vector<double> values) {
+  Summary summary;
+  summary.count = values.size();
+  if (values.empty()) {
+    return summary;
+  }
+  std::sort(values.begin(), values.end());
+  summary.median = values[values.size() / 2];
+  summary.p95 = values[(values.size() * 95 + 99) / 100 - 1];
+  summary.most = values.back();
+  for (const double value : values) {
+    summary.total += value;
+  }
+  return summary;
+}
+
 /// Returns what the end of a job has cost, `next` being the job after it, or null.
 JobEnd EndOf(const HistoryJob& job, const HistoryJob* next, const RunHistory& history) {
   JobEnd end;
@@ -152,22 +168,6 @@ Status LookAround(ReportData* data, const KeepRules& rules, const std::stop_toke
 }
 
 }  // namespace
-
-Summary Summarise(std::vector<double> values) {
-  Summary summary;
-  summary.count = values.size();
-  if (values.empty()) {
-    return summary;
-  }
-  std::sort(values.begin(), values.end());
-  summary.median = values[values.size() / 2];
-  summary.p95 = values[(values.size() * 95 + 99) / 100 - 1];
-  summary.most = values.back();
-  for (const double value : values) {
-    summary.total += value;
-  }
-  return summary;
-}
 
 Result<ReportData> GatherReport(const std::string& run, const KeepRules& rules,
                                 const std::stop_token& stop) {

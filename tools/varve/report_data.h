@@ -24,7 +24,6 @@ struct Summary {
   double most = 0;
   double total = 0;
 };
-Summary Summarise(std::vector<double> values);
 
 /// The state of a model, by the index of one step.
 struct ModelSize {

@@ -43,6 +43,42 @@ const char* CodeOf(Colour colour) {
   return nullptr;
 }
 
+/// Returns the first code point of `*rest`, which must not be empty, and moves past it. A byte that
+/// does not begin a well-formed UTF-8 sequence (Unicode 15, table 3-7) gives U+FFFD and is skipped.
+char32_t TakeCodePoint(std::string_view* rest) {
+  assert(!rest->empty());
+  const auto at = [&](std::size_t i) { return static_cast<unsigned char>((*rest)[i]); };
+  const unsigned char first = at(0);
+  const std::size_t length = first < 0x80                    ? 1
+                             : first >= 0xC2 && first < 0xE0 ? 2
+                             : first >= 0xE0 && first < 0xF0 ? 3
+                             : first >= 0xF0 && first < 0xF5 ? 4
+                                                             : 0;
+  char32_t code_point = length <= 1 ? first : first & (0x7FU >> length);
+  bool good = length != 0 && length <= rest->size();
+  for (std::size_t i = 1; good && i < length; ++i) {
+    good = (at(i) & 0xC0U) == 0x80U;
+    code_point = (code_point << 6) | (at(i) & 0x3FU);
+  }
+  constexpr std::array<char32_t, 5> kSmallest = {0, 0, 0x80, 0x800, 0x10000};
+  const bool surrogate = code_point >= 0xD800 && code_point < 0xE000;
+  if (!good || surrogate || code_point < kSmallest.at(length) || code_point > 0x10FFFF) {
+    rest->remove_prefix(1);
+    return kReplacement;
+  }
+  rest->remove_prefix(length);
+  return code_point;
+}
+
+/// Returns true when what goes to `fd` (standard output or error) may be coloured: it is a terminal
+/// that knows colours, and NO_COLOR is unset or empty (no-color.org).
+bool MayColour(int fd) {
+  const char* const refused = std::getenv("NO_COLOR");
+  const char* const terminal = std::getenv("TERM");
+  const bool dumb = terminal == nullptr || *terminal == 0 || std::string_view(terminal) == "dumb";
+  return (refused == nullptr || *refused == 0) && !dumb && ::isatty(fd) == 1;
+}
+
 }  // namespace
 
 std::string FormatBytes(std::uint64_t bytes) {
@@ -93,31 +129,6 @@ std::string Hex(std::span<const std::uint8_t> bytes) {
   return hex;
 }
 
-char32_t TakeCodePoint(std::string_view* rest) {
-  assert(!rest->empty());
-  const auto at = [&](std::size_t i) { return static_cast<unsigned char>((*rest)[i]); };
-  const unsigned char first = at(0);
-  const std::size_t length = first < 0x80                    ? 1
-                             : first >= 0xC2 && first < 0xE0 ? 2
-                             : first >= 0xE0 && first < 0xF0 ? 3
-                             : first >= 0xF0 && first < 0xF5 ? 4
-                                                             : 0;
-  char32_t code_point = length <= 1 ? first : first & (0x7FU >> length);
-  bool good = length != 0 && length <= rest->size();
-  for (std::size_t i = 1; good && i < length; ++i) {
-    good = (at(i) & 0xC0U) == 0x80U;
-    code_point = (code_point << 6) | (at(i) & 0x3FU);
-  }
-  constexpr std::array<char32_t, 5> kSmallest = {0, 0, 0x80, 0x800, 0x10000};
-  const bool surrogate = code_point >= 0xD800 && code_point < 0xE000;
-  if (!good || surrogate || code_point < kSmallest.at(length) || code_point > 0x10FFFF) {
-    rest->remove_prefix(1);
-    return kReplacement;
-  }
-  rest->remove_prefix(length);
-  return code_point;
-}
-
 void AppendUtf8(char32_t code_point, std::string* out) {
   const auto put = [&](char32_t byte) { out->push_back(static_cast<char>(byte)); };
   if (code_point < 0x80) {
@@ -152,13 +163,6 @@ std::string Printable(std::string_view text) {
     }
   }
   return out;
-}
-
-bool MayColour(int fd) {
-  const char* const refused = std::getenv("NO_COLOR");
-  const char* const terminal = std::getenv("TERM");
-  const bool dumb = terminal == nullptr || *terminal == 0 || std::string_view(terminal) == "dumb";
-  return (refused == nullptr || *refused == 0) && !dumb && ::isatty(fd) == 1;
 }
 
 std::string Painted(std::string_view text, Colour colour, int fd) {

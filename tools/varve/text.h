@@ -24,10 +24,6 @@ std::string Count(std::uint64_t count, std::string_view noun);
 
 std::string Hex(std::span<const std::uint8_t> bytes);
 
-/// Returns the first code point of `*rest`, which must not be empty, and moves past it. A byte that
-/// does not begin a well-formed UTF-8 sequence (Unicode 15, table 3-7) gives U+FFFD and is skipped.
-char32_t TakeCodePoint(std::string_view* rest);
-
 void AppendUtf8(char32_t code_point, std::string* out);
 
 /// Returns text that cannot disturb a terminal. Names come from files that anyone may have written:
@@ -36,10 +32,6 @@ void AppendUtf8(char32_t code_point, std::string* out);
 std::string Printable(std::string_view text);
 
 enum class Colour : std::uint8_t { kNone, kGood, kBad, kOdd };
-
-/// Returns true when what goes to `fd` (standard output or error) may be coloured: it is a terminal
-/// that knows colours, and NO_COLOR is unset or empty (no-color.org).
-bool MayColour(int fd);
 
 /// Returns `text` in `colour`: green, red or yellow; unchanged where `fd` takes none. Adds nothing
 /// to the width on the screen.

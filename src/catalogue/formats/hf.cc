@@ -8,6 +8,7 @@
 #include <set>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "base/guarded.h"
 #include "catalogue/formats.h"
@@ -22,6 +23,18 @@ namespace {
 Result<HfIndex> DecodeIndexAt(const std::string& path, std::string_view json) {
   auto index = DecodeHfIndex(json);
   return index.ok() ? std::move(index) : index.status().Annotate(path);
+}
+
+/// Reads model.varve-checksums.json, which is beside the index of the folder or, where the `files`
+/// that the index names are in a data directory, in that. Errors: NotFound where there is none; as
+/// DecodeHfChecksums.
+Result<HfChecksums> ReadHfChecksums(Storage& storage, const std::string& directory,
+                                    const std::vector<std::string>& files) {
+  const std::string data = files.empty() ? "" : DataDirectoryOf(files.front());
+  const std::string path = JoinPath(JoinPath(directory, data), kHfChecksumsName);
+  VARVE_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(storage, path, kMaxJsonBytes));
+  auto sums = DecodeHfChecksums(text);
+  return sums.ok() ? std::move(sums) : sums.status().Annotate(directory);
 }
 
 /// Checks that a file's header can be read and that its tensors, and what `wanted` has of it (null
@@ -250,15 +263,6 @@ constexpr std::string_view kHfNames[] = {"model.safetensors", "model-#-of-#.safe
                                          kHfChecksumsName};
 
 }  // namespace
-
-Result<HfChecksums> ReadHfChecksums(Storage& storage, const std::string& directory,
-                                    const std::vector<std::string>& files) {
-  const std::string data = files.empty() ? "" : DataDirectoryOf(files.front());
-  const std::string path = JoinPath(JoinPath(directory, data), kHfChecksumsName);
-  VARVE_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(storage, path, kMaxJsonBytes));
-  auto sums = DecodeHfChecksums(text);
-  return sums.ok() ? std::move(sums) : sums.status().Annotate(directory);
-}
 
 Result<std::string> FindRewrittenHfFile(Storage& storage, const std::string& directory) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));

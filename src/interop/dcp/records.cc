@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <span>
 
@@ -74,6 +75,15 @@ bool ReadSize(const PickleTree& tree, PickleRef node, std::uint64_t* value) {
   }
   *value = static_cast<std::uint64_t>(tree.integer(node));
   return true;
+}
+
+/// Returns true when an object has attributes of all these names.
+bool HasDcpAttributes(const PickleTree& tree, PickleRef object,
+                      std::initializer_list<std::string_view> names) {
+  const PickleRef state = DcpAttributes(tree, object);
+  return state != kNoPickle && std::all_of(names.begin(), names.end(), [&](std::string_view name) {
+           return tree.Get(state, name) != kNoPickle;
+         });
 }
 
 }  // namespace
@@ -228,14 +238,6 @@ PickleRef DcpAttributes(const PickleTree& tree, PickleRef object) {
     return kNoPickle;
   }
   return state;
-}
-
-bool HasDcpAttributes(const PickleTree& tree, PickleRef object,
-                      std::initializer_list<std::string_view> names) {
-  const PickleRef state = DcpAttributes(tree, object);
-  return state != kNoPickle && std::all_of(names.begin(), names.end(), [&](std::string_view name) {
-           return tree.Get(state, name) != kNoPickle;
-         });
 }
 
 bool DcpRecords::ReadChunk(const PickleTree& tree, PickleRef node, std::uint32_t* chunk) {

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -153,9 +152,5 @@ class DcpRecords : public PickleFolder {
 /// Returns the attributes of an object that BUILD gave (also in slots), or kNoPickle when they are
 /// not a small dict. An object has a handful; a dict with more than 64 is no object's.
 PickleRef DcpAttributes(const PickleTree& tree, PickleRef object);
-
-/// Returns true when an object has attributes of all these names.
-bool HasDcpAttributes(const PickleTree& tree, PickleRef object,
-                      std::initializer_list<std::string_view> names);
 
 }  // namespace varve
