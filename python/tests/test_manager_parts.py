@@ -22,7 +22,7 @@ class Wishes:
     def __init__(self) -> None:
         self.now = ("", "", "")
 
-    def __call__(self, step: int) -> tuple[str, str, str]:
+    def __call__(self) -> tuple[str, str, str]:
         return self.now
 
 
@@ -103,7 +103,7 @@ def test_rank_0_logs_once_for_whose_decision_it_waits_and_the_limit_that_holds(
         channel.enter("make the manager", 60.0, 60.0, "key", store.get, store.__setitem__)
         background = channel.background(60.0, "the manager's next decision")
         channel.leave("", None)
-        chair = Chair(lambda _: ("", "", ""), pause=0.0) if rank == 0 else None
+        chair = Chair(lambda: ("", "", ""), pause=0.0) if rank == 0 else None
         agreement = Agreement(background, chair)
         for step in (7, 8, 9):
             if (rank, step) == (1, 8):

@@ -214,7 +214,7 @@ class Background:
         self,
         copy: Copy,
         ended: Callable[[Exception | None], None],
-        first: Callable[[Copy], None] = lambda copy: None,
+        first: Callable[[Copy], None],
     ) -> _core.uploads.UploadStop:
         """Uploads a checkpoint that has been saved, and calls `ended` with the error, if there is one.
 

@@ -73,9 +73,7 @@ class Verdict:
 class Chair:
     """Rank 0's decisions. `wishes` returns why to save, why to stop and why to give up, as of now."""
 
-    def __init__(
-        self, wishes: Callable[[int], tuple[str, str, str]], pause: float = _PAUSE
-    ) -> None:
+    def __init__(self, wishes: Callable[[], tuple[str, str, str]], pause: float = _PAUSE) -> None:
         self._wishes = wishes
         self._pause = pause
         self._before: tuple[float, int] | None = None  # Time and length of the last window.
@@ -91,7 +89,7 @@ class Chair:
                     "ranks must call save for the same steps",
                     meet=1 + max(one.step for one in posted),
                 )
-        save, stop, give_up = self._wishes(first)
+        save, stop, give_up = self._wishes()
         for rank, one in enumerate(posted):
             if not stop and one.stop:
                 stop = one.stop if len(posted) == 1 else f"{one.stop} on rank {rank}"

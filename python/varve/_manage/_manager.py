@@ -343,7 +343,7 @@ class Manager(RunSteps):
 
     # ---- agreement ----
 
-    def _wishes(self, step: int) -> tuple[str, str, str]:
+    def _wishes(self) -> tuple[str, str, str]:
         """On rank 0, as of now: why to save, why to end, and why to give up. Any thread."""
         stop = self._requests.stop(self._after.costs.slowest)
         save = self._requests.save()

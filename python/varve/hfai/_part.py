@@ -59,10 +59,9 @@ class PartBuilder:
     Raises InvalidArgumentError, with the name, for what a part cannot hold.
     """
 
-    def __init__(self, rank: int, world: int, large_size: int | None = None) -> None:
+    def __init__(self, rank: int, world: int) -> None:
         self._rank = rank
         self._world = world
-        self._large_size = large_size
         self._file = f"PART_{rank:03d}.pt"
         self._arrays = TorchArrays()
         self._count = 0
@@ -93,7 +92,7 @@ class PartBuilder:
         large = {
             key: self._piece(params.pop(key), f"{name}.{key}")
             for key in list(params)
-            if self._is_large(params[key])
+            if _split.is_large(params[key])
         }
         mine = _split.share(params, self._rank, self._world)
         if self._rank == 0:
@@ -119,12 +118,9 @@ class PartBuilder:
         """Moves this rank's pieces of the large tensors of one parameter to `large`."""
         left = dict(entry)
         for key, value in entry.items():
-            if self._is_large(value):
+            if _split.is_large(value):
                 large[number, key] = self._piece(left.pop(key), f"{name}.state.{number}.{key}")
         return left
-
-    def _is_large(self, value: Any) -> bool:
-        return _split.is_large(value, self._large_size)
 
     def _piece(self, tensor: torch.Tensor, name: str) -> tuple[torch.Size, TensorLeaf]:
         _check_plain(tensor, name)

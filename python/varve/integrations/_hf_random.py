@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 
-def capture(device: torch.device, all_devices: bool = False) -> dict[str, Any]:
+def capture(device: torch.device, *, all_devices: bool) -> dict[str, Any]:
     """Returns the states of Python, NumPy, torch on the CPU and, where `device` is another, on that.
 
     Torch's states become bytes: in a checkpoint they are then values, and no tensors of the model.

@@ -42,14 +42,16 @@ def write_bytes(path: Path, content: bytes) -> Path:
     return path
 
 
-def local_path(path: PathOrStr, what: str) -> str:
-    """Returns the path of a local directory; also of a file:// URL.
+def cache_path(local_cache: PathOrStr) -> str:
+    """Returns the path of a local mirror; also of a file:// URL.
 
     Raises UnsupportedError for remote storage.
     """
-    text = any_path(path, what)
+    text = any_path(local_cache, "local_cache")
     if is_remote(text):
-        raise UnsupportedError(f"{what}={text!r}: want a local directory; upload_to may be remote")
+        raise UnsupportedError(
+            f"local_cache={text!r}: want a local directory; upload_to may be remote"
+        )
     return text
 
 
@@ -196,7 +198,7 @@ def load_state_dict(
     """
     folders = [any_path(checkpoint_dir, "checkpoint_dir")]
     if local_cache is not None:
-        folders.insert(0, local_path(local_cache, "local_cache"))
+        folders.insert(0, cache_path(local_cache))
     stem, extension = os.path.splitext(fname)
     part = {"model": "model", "optim": "optim", "train": "train", "other": "train"}.get(stem)
     wanted = [f"{stem}.safetensors"] if extension == ".pt" and part else []

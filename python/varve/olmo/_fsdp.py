@@ -17,7 +17,7 @@ from varve._engine import is_remote
 from varve.errors import CheckpointExistsError, CheckpointNotFoundError
 from varve.olmo import _optim, _restore
 from varve.olmo._checkpointer import thread_count_or_default
-from varve.olmo._files import PathOrStr, any_path, joined, local_path, refuse_second_copy
+from varve.olmo._files import PathOrStr, any_path, cache_path, joined, refuse_second_copy
 from varve.olmo._full import save_state
 from varve.olmo._pieces import HeldModel
 from varve.olmo._remote import copy_of, make, promised, readable
@@ -93,7 +93,7 @@ def _readable_folder(checkpoint_dir: PathOrStr, local_cache: PathOrStr | None) -
     there = joined(any_path(checkpoint_dir, "checkpoint_dir"), MODEL_AND_OPTIM_FOLDER)
     if local_cache is None:
         return there
-    return readable(there, joined(local_path(local_cache, "local_cache"), MODEL_AND_OPTIM_FOLDER))
+    return readable(there, joined(cache_path(local_cache), MODEL_AND_OPTIM_FOLDER))
 
 
 def load_model_state(checkpoint_dir: PathOrStr, model: Module) -> None:

@@ -31,7 +31,7 @@ from varve._warn import warn
 from varve.errors import CheckpointExistsError, PreconditionError, UnsupportedError
 from varve.olmo._directory import MARK
 from varve.olmo._errors import network_errors
-from varve.olmo._files import any_path, files_in, joined, local_path, size_of
+from varve.olmo._files import any_path, cache_path, files_in, joined, size_of
 from varve.olmo._spool import Spool
 from varve.olmo._steps import TIMEOUT, Steps
 from varve.torch._coordinator import make_background
@@ -179,7 +179,7 @@ def readable(load_path: Any, local_cache: Any) -> str:
     path = any_path(load_path, "load_path")
     if local_cache is None:
         return path
-    cache = local_path(local_cache, "local_cache")
+    cache = cache_path(local_cache)
     if not os.path.isdir(cache) or not os.listdir(cache):
         return path
     if not is_remote(path):

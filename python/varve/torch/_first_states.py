@@ -189,16 +189,16 @@ class FirstStates:
         """Returns tensors to fill, and those of which this rank holds nothing."""
         to_fill: dict[str, Any] = {}
         empty: dict[str, Any] = {}
-        for key, leaf in wrapped.items():
+        for key in wrapped:
             if not self._low_bit:
                 to_fill[key] = torch.zeros_like(entry.parameter)
             elif _local(entry.parameter).numel() == 0:
                 empty[key] = torch.zeros_like(entry.parameter).detach()
             else:
-                to_fill[key] = self._low_bit_zeros(entry, key, leaf)
+                to_fill[key] = self._low_bit_zeros(entry, key)
         return to_fill, empty
 
-    def _low_bit_zeros(self, entry: Entry, key: str, leaf: Wrapped) -> Any:
+    def _low_bit_zeros(self, entry: Entry, key: str) -> Any:
         """Returns a state of torchao's, with blocks of the stored size, in the layout of its parameter."""
         parameter, local = entry.parameter, _local(entry.parameter)
         name = f"{entry.name}.{key}"

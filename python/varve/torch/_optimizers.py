@@ -158,7 +158,7 @@ def _pairs(
         for packed, group in zip(state["param_groups"], optimizer.param_groups, strict=True)
     ]
     names = _names_of(optimizer.param_groups)
-    stored_names = None if names is None else _stored_names(stored, ids, path, source)
+    stored_names = None if names is None else _stored_names(ids, path, source)
     if names is not None and stored_names is not None and names != stored_names:
         wanted, there = set(chain(*names)), set(chain(*stored_names))
         if wanted & there and (wanted <= there or there <= wanted):
@@ -181,7 +181,7 @@ def _names_of(groups: Any) -> _Groups | None:
     return [list(each) for each in names] if _differ(names) else None
 
 
-def _stored_names(stored: Any, ids: _Groups, path: str | None, source: Source) -> _Groups | None:
+def _stored_names(ids: _Groups, path: str | None, source: Source) -> _Groups | None:
     groups = range(len(ids))
     names = source.values([join(path, f"param_groups.{i}.param_names") for i in groups])
     if names is None:
@@ -322,7 +322,7 @@ def _plan_options(
 ) -> None:
     """Chooses the options of groups that are not as they were: those of the groups that their parameters had."""
     ids = _stored_ids(stored, path, source) or []
-    names = _stored_names(stored, ids, path, source) or []
+    names = _stored_names(ids, path, source) or []
     group_of = {name: i for i, group in enumerate(names) for name in group}
     for i, group in enumerate(_names_of(optimizer.param_groups) or []):
         sources = sorted({group_of[name] for name in group if name in group_of})

@@ -42,7 +42,7 @@ class NoCheckpointError(CheckpointError, CheckpointNotFoundError):
         CheckpointException.__init__(self, message, failures)
 
 
-def checkpoint_error(what: str, error: CheckpointException, rank: int = 0) -> BaseException:
+def checkpoint_error(what: str, error: CheckpointException, rank: int) -> BaseException:
     """Returns the exception to raise in place of torch's own.
 
     Ctrl-C on this rank stays a KeyboardInterrupt: code that catches failed saves does not mean
