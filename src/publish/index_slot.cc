@@ -12,13 +12,6 @@ namespace {
 
 constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{8} << 30;
 
-Hash128 DigestOf(std::string_view content) {
-  Xxh3Stream stream;
-  stream.Reset();
-  stream.Update(AsByteSpan(content));
-  return stream.Digest();
-}
-
 /// Returns the error of a save that another one has come before. `overwrites`: the checkpoint that
 /// it was to replace.
 Status AnotherWasFirst(const std::string& path, bool overwrites) {
@@ -115,8 +108,9 @@ class Compared final : public IndexSlot {
     }
     // Where it cannot be read, it is taken for ours: that was the last answer.
     const auto now = DigestOfFile(storage_, index_);
-    return now.ok() && *now && **now != DigestOf(content) ? AnotherWasFirst(path_, overwrites)
-                                                          : Status::Ok();
+    return now.ok() && *now && **now != Xxh3(AsByteSpan(content))
+               ? AnotherWasFirst(path_, overwrites)
+               : Status::Ok();
   }
 
   Status RemoveReplaced(const std::vector<DataFile>& /*files*/) override {
@@ -143,7 +137,7 @@ Result<std::optional<Hash128>> DigestOfFile(Storage& storage, const std::string&
     return std::optional<Hash128>();
   }
   VARVE_RETURN_IF_ERROR(content.status());
-  return std::optional(DigestOf(*content));
+  return std::optional(Xxh3(AsByteSpan(*content)));
 }
 
 std::unique_ptr<IndexSlot> NumberedSlot(Storage& storage, const std::string& path,

@@ -22,13 +22,6 @@ constexpr std::uint64_t kMaxBlockBytes = std::uint64_t{8} << 20;
 /// How the pickle of an object with several attributes ends: SETITEMS, BUILD, STOP.
 constexpr std::string_view kEnd = "ub.";
 
-Hash128 DigestOf(std::string_view bytes) {
-  Xxh3Stream stream;
-  stream.Reset();
-  stream.Update(AsByteSpan(bytes));
-  return stream.Digest();
-}
-
 Status Malformed(std::string_view what) {
   return DataLoss("the checksums of the index are malformed: " + std::string(what));
 }
@@ -59,7 +52,7 @@ Bytes EncodeAttribute(const Metadata& metadata, std::string_view index) {
   ByteWriter out(&bytes);
   out.Varint(metadata.side_files.empty() ? kVersion : kVersionWithSideFiles);
   out.Varint(index.size());
-  for (const std::uint8_t byte : DigestOf(index).bytes) {
+  for (const std::uint8_t byte : Xxh3(AsByteSpan(index)).bytes) {
     out.U8(byte);
   }
   out.Varint(metadata.block_bytes);
@@ -100,7 +93,7 @@ Status CheckDigest(ByteReader* in, std::string_view index) {
   if (in->failed() || length > index.size() || !index.substr(length).starts_with(PickledName())) {
     return DataLoss("the index is not the one its checksums were made for");
   }
-  const Hash128 found = DigestOf(index.substr(0, length));
+  const Hash128 found = Xxh3(AsByteSpan(index.substr(0, length)));
   if (!std::equal(digest.begin(), digest.end(), found.bytes.begin(),
                   [](char a, std::uint8_t b) { return static_cast<std::uint8_t>(a) == b; })) {
     return DataLoss("the index is damaged: its digest does not match");
