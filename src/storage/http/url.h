@@ -33,7 +33,8 @@ struct Origin {
 /// Errors: InvalidArgument where `url` is none of http or https.
 Result<Origin> OriginOf(const std::string& url);
 
-/// Returns true for this host itself.
+/// Returns true for this host itself: "localhost", "[::1]", "127.x.y.z". "127.example.com" and
+/// "localhost.example.com" are other hosts.
 bool IsLoopback(std::string_view host);
 
 /// Returns the URL that a header Location means behind `url`. Errors: Unimplemented for what

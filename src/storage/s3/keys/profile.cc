@@ -7,6 +7,8 @@
 #include <sstream>
 #include <utility>
 
+#include "storage/http/url.h"
+
 namespace varve::s3 {
 namespace {
 
@@ -85,19 +87,16 @@ Result<bool> Flag(const Environment& environment, const std::string& variable) {
   return InvalidArgument(variable + "=" + *text + ": want 1 or 0");
 }
 
-/// Returns true for a host, perhaps with a port, that is this one: "localhost", "[::1]",
-/// "127.x.y.z". "127.example.com" and "localhost.example.com" are other hosts.
-bool IsLoopback(std::string_view host) {
-  host = host.substr(0, std::min(host.find(':', host.find(']') + 1), host.size()));
-  const bool number = host.find_first_not_of("0123456789.") == std::string_view::npos;
-  return host == "localhost" || host == "[::1]" || (number && host.starts_with("127."));
+/// Returns true for a host, perhaps with a port, that is this one.
+bool IsThisHost(std::string_view host) {
+  return http::IsLoopback(host.substr(0, host.find(':', host.find(']') + 1)));
 }
 
 /// Returns "scheme://host[:port]". One without a scheme is reached with TLS, unless it is this
 /// host or `tls` is false.
 Result<std::string> CheckEndpoint(std::string endpoint, bool tls) {
   if (endpoint.find("://") == std::string::npos) {
-    endpoint = (IsLoopback(endpoint) || !tls ? "http://" : "https://") + endpoint;
+    endpoint = (IsThisHost(endpoint) || !tls ? "http://" : "https://") + endpoint;
   }
   while (endpoint.ends_with('/')) {
     endpoint.pop_back();
