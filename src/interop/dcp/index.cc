@@ -24,22 +24,6 @@ bool HasLoneSurrogate(std::string_view text) {
   return false;
 }
 
-/// Converts UTF-8 to the bytes that its characters number; nothing where one does not fit a byte.
-std::optional<std::string> Latin1(std::string_view utf8) {
-  std::string bytes;
-  for (std::size_t i = 0; i < utf8.size(); ++i) {
-    const auto lead = static_cast<std::uint8_t>(utf8[i]);
-    if (lead < 0x80) {
-      bytes.push_back(utf8[i]);
-    } else if (lead == 0xC2 || lead == 0xC3) {
-      bytes.push_back(static_cast<char>(lead << 6 | (utf8[++i] & 0x3F)));
-    } else {
-      return std::nullopt;
-    }
-  }
-  return bytes;
-}
-
 class Reader {
  public:
   Reader(const PickleTree& tree, std::uint64_t pickle_bytes, DcpRecords* records)

@@ -236,4 +236,20 @@ std::optional<std::string> ParseRawUnicodeEscape(std::string_view text) {
   return out;
 }
 
+std::optional<std::string> Latin1(std::string_view text) {
+  std::string bytes;
+  bytes.reserve(text.size());
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto lead = static_cast<unsigned char>(text[i]);
+    if (lead < 0x80) {
+      bytes += text[i];
+    } else if ((lead & 0xFE) == 0xC2 && i + 1 < text.size()) {
+      bytes += static_cast<char>((lead & 0x03) << 6 | (text[++i] & 0x3F));
+    } else {
+      return std::nullopt;
+    }
+  }
+  return bytes;
+}
+
 }  // namespace varve

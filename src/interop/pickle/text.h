@@ -30,4 +30,7 @@ std::optional<std::string> ParseStringRepr(std::string_view text);
 /// Returns the argument of UNICODE: Latin-1 with \uXXXX and \UXXXXXXXX. The result is UTF-8.
 std::optional<std::string> ParseRawUnicodeEscape(std::string_view text);
 
+/// Converts UTF-8 text of code points below 256 to one byte each.
+std::optional<std::string> Latin1(std::string_view text);
+
 }  // namespace varve

@@ -2,29 +2,13 @@
 
 #include <algorithm>
 
+#include "interop/pickle/text.h"
 #include "interop/torch/globals.h"
 #include "interop/torch/parts.h"
 #include "interop/torch/values.h"
 
 namespace varve {
 namespace {
-
-/// Converts UTF-8 text of code points below 256 to one byte each.
-std::optional<std::string> Latin1(std::string_view text) {
-  std::string bytes;
-  bytes.reserve(text.size());
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto lead = static_cast<unsigned char>(text[i]);
-    if (lead < 0x80) {
-      bytes += text[i];
-    } else if ((lead & 0xFE) == 0xC2 && i + 1 < text.size()) {
-      bytes += static_cast<char>((lead & 0x03) << 6 | (text[++i] & 0x3F));
-    } else {
-      return std::nullopt;
-    }
-  }
-  return bytes;
-}
 
 bool IsLatin1(std::string_view encoding) { return encoding == "latin1" || encoding == "latin-1"; }
 
