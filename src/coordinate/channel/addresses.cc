@@ -302,10 +302,10 @@ Result<Socket> Connect(const Address& address, TimePoint deadline, int wake) {
   if (address.host == ThisHost()) {
     names.insert(names.begin(), "127.0.0.1");
   }
-  Result<Socket> connected =
-      SystemError("no address is known for port " + std::to_string(address.port), ECONNREFUSED);
+  std::optional<Socket> connected;
+  Status first;  // Error: of the likeliest address.
   for (const std::string& name : names) {
-    if (connected.ok() || Now() >= deadline) {
+    if (connected || Now() >= deadline) {
       break;
     }
     Resolve(name, address.port, AI_NUMERICHOST, [&](const addrinfo& there) {
@@ -318,10 +318,19 @@ Result<Socket> Connect(const Address& address, TimePoint deadline, int wake) {
                      ? Finish(socket.get(), std::min(deadline, Now() + kAttempt), wake)
                      : SystemError("connect", errno);
       }
-      connected = status.ok() ? Result<Socket>(std::move(socket)) : Result<Socket>(status);
+      if (status.ok()) {
+        connected = std::move(socket);
+      } else if (first.ok()) {
+        first = std::move(status);
+      }
     });
   }
-  return connected;
+  if (connected) {
+    return *std::move(connected);
+  }
+  return first.ok() ? SystemError("no address is known for port " + std::to_string(address.port),
+                                  EADDRNOTAVAIL)
+                    : first;
 }
 
 }  // namespace varve

@@ -82,6 +82,7 @@ Status Channel::Enter(const std::string& what, double limit, Deadline until, Ren
                      .until = until,
                      .rendezvous = &rendezvous,
                      .key = key,
+                     .known = known_,
                      .wake = links_.wake_fd(),
                      .what = what,
                      .log = options_.log,
@@ -304,6 +305,9 @@ void Channel::Join(FoundEnd found, std::unique_ptr<Relay> relay) {
   const std::scoped_lock lock(mutex_);
   relay_ = std::move(relay);
   leader_ = found.end;
+  if (found.end == 0) {
+    known_ = std::move(found.published);
+  }
   to_relay_ = 0;
   links_.Add(0, std::move(found.connection));
 }

@@ -146,6 +146,7 @@ class Channel final : public Coordinator, private Links::Owner {
   std::unique_ptr<Relay> relay_;  // Of a leader.
   int leader_ = 0;                // Whose relay this rank is connected to; 0: it has none.
   std::uint64_t to_relay_ = 0;    // Frames that this rank has sent by its connection.
+  std::string known_;             // Search::known.
 };
 
 }  // namespace varve

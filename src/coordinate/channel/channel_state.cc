@@ -10,7 +10,8 @@
 //     job's store under a key that follows from the ranks alone, and waits for no rank.
 //  3. Every other rank reads that key and connects: to rank 0, or to the relay of another rank, if
 //     there are many (relay.cc). Frames come and go as by one connection a rank. A rank that is
-//     refused reads the key again until its time is up: it may have read an older world's. An
+//     refused reads the key again until its time is up: it may have read an older world's. Where it
+//     was connected to that very address before, rank 0 has ended: some seconds are enough. An
 //     address that another version of Varve wrote is an error at once.
 //  4. A rank sends kCall with the call's number, its name and the seconds that it will wait, and
 //     the calls before it in which it did not reach rank 0. Rank 0 finds out which call of its own

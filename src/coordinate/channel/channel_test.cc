@@ -168,6 +168,33 @@ TEST(Channel, ReachesRank0AgainThroughAnAddressOfARankThatHasEnded) {
   ranks.ExpectConnected("here");
 }
 
+TEST(Channel, NamesRank0SomeSecondsAfterItHasEndedBetweenTwoCalls) {
+  Ranks ranks(2);
+  ranks.EnterAll("x");
+  for (const int rank : {1, 0}) {
+    ranks.At(rank).Leave("", -1);
+  }
+  ranks.channels[0].reset();
+  EXPECT_TRUE(FailsWith(ranks.Enter(1, "save y", 600), StatusCode::kUnavailable,
+                        {"save y: rank 0: is lost", "its process has ended"}));
+}
+
+TEST(Channel, ReachesARank0ThatComesAgainInPlaceOfOneThatHasEnded) {
+  Ranks ranks(2);
+  ranks.EnterAll("x");
+  ranks.At(1).Leave("", -1);
+  ranks.channels[0] = std::make_shared<Channel>(ChannelOptions{.rank = 0, .size = 2});
+  Status entered;
+  const int looks = ranks.rendezvous.looks();
+  std::jthread other([&] { entered = ranks.Enter(1, "x"); });
+  while (ranks.rendezvous.looks() < looks + 3) {
+    std::this_thread::yield();
+  }
+  ASSERT_TRUE(IsOk(ranks.Enter(0, "x")));
+  other.join();
+  EXPECT_TRUE(IsOk(entered));
+}
+
 TEST(Channel, NamesRank0WhereItCannotBeReachedInTime) {
   Ranks ranks(2);
   EXPECT_TRUE(FailsWith(ranks.Enter(1, "save x", 0.02), StatusCode::kUnavailable,

@@ -1,6 +1,7 @@
 #include "coordinate/channel/search.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <optional>
 #include <utility>
 
@@ -20,6 +21,8 @@ constexpr double kLook = 0.2;
 /// and once the relay has refused it.
 constexpr double kRelayGrace = 10;
 constexpr double kRefusedGrace = 1;
+/// Seconds for which rank 0 is looked for where nothing listens at the address that was known.
+constexpr double kEndedGrace = 3;
 
 std::string NameOf(int end) { return "rank " + std::to_string(end); }
 
@@ -59,6 +62,7 @@ class Finder {
 
  private:
   Status Connect();
+  Status CheckRank0(const Status& refused);
   void LookForRelay(double seconds);
   void TurnTo0();
   [[nodiscard]] Result<std::optional<std::string>> Published(int end) const {
@@ -68,7 +72,9 @@ class Finder {
   int end_;
   const Search& search_;
   const CallReport& hello_;
+  std::string published_;            // Of the end, when it was asked last.
   std::optional<Connection> asked_;  // Without the answer of a relay.
+  Deadline ended_from_ = Deadline::max();
   Deadline rank_0_from_ = Deadline::max();
   bool saw_0_ = false;
   std::string problem_;
@@ -80,7 +86,8 @@ Status Finder::Connect() {
   if (!published) {
     return Status::Ok();
   }
-  Result<Connection> connected = ConnectTo(end_, *published, hello_, search_.until, search_.wake);
+  published_ = *published;
+  Result<Connection> connected = ConnectTo(end_, published_, hello_, search_.until, search_.wake);
   if (connected.ok()) {
     asked_ = std::move(*connected);
     (void)asked_->Write();  // Where it fails, so does what is read.
@@ -91,7 +98,27 @@ Status Finder::Connect() {
   }
   problem_ = connected.status().message();
   LookForRelay(kRefusedGrace);
-  return Status::Ok();
+  return CheckRank0(connected.status());
+}
+
+/// Fails where rank 0 has ended. Its channel listens for as long as it lives, in calls and between
+/// them. Where this channel was connected to it and the machine says for some seconds that nothing
+/// listens there, it would be waited for in vain. An address that this channel does not know may
+/// be an older world's.
+Status Finder::CheckRank0(const Status& refused) {
+  if (end_ != 0 || published_ != search_.known || refused.details().system_error != ECONNREFUSED) {
+    ended_from_ = Deadline::max();
+    return Status::Ok();
+  }
+  ended_from_ = std::min(ended_from_, After(Now(), kEndedGrace));
+  if (Now() < ended_from_) {
+    return Status::Ok();
+  }
+  return Unavailable("rank 0: is lost: nothing listens any more at " +
+                     ToString(DecodeFields<Address>(published_).value()) +
+                     ", where this rank was connected to it; its process has ended, or has left "
+                     "the process group")
+      .With({.rank = 0});
 }
 
 /// Goes on looking for a relay for so long, or half of the time that is left.
@@ -117,7 +144,7 @@ Result<std::optional<FoundEnd>> Finder::Look() {
     const Result<std::optional<Frame>> answer =
         end_ == 0 ? Result<std::optional<Frame>>(Frame()) : asked_->Read();
     if (answer.ok() && *answer) {  // Rank 0 gives none.
-      return std::optional<FoundEnd>({end_, std::move(*asked_)});
+      return std::optional<FoundEnd>({end_, std::move(*asked_), published_});
     }
     if (!answer.ok()) {
       asked_.reset();
@@ -179,10 +206,11 @@ Result<Connection> ConnectTo(int end, std::string_view published, CallReport hel
   Result<Socket> socket = Connect(address, until, wake);
   if (!socket.ok()) {
     return Unavailable(
-        NameOf(end) + ": cannot be reached at " + ToString(address) + ": " +
-        socket.status().message() +
-        " (its process may have ended; GLOO_SOCKET_IFNAME names the network interface that " +
-        NameOf(end) + " is reached by)");
+               NameOf(end) + ": cannot be reached at " + ToString(address) + ": " +
+               socket.status().message() +
+               " (its process may have ended; GLOO_SOCKET_IFNAME names the network interface that " +
+               NameOf(end) + " is reached by)")
+        .With({.rank = end, .system_error = socket.status().details().system_error});
   }
   Connection connection(std::move(*socket), true);
   hello.text = address.token;

@@ -17,7 +17,9 @@ struct Search {
   double limit = 0;  ///< Seconds, for the message.
   Deadline until{};
   Rendezvous* rendezvous = nullptr;
-  std::string key{};   ///< Under which rank 0 publishes its address.
+  std::string key{};  ///< Under which rank 0 publishes its address.
+  /// What rank 0 had published when this channel was connected to it last; empty: it never was.
+  std::string known{};
   int wake = -1;       ///< A descriptor that is readable when the search is to end.
   std::string what{};  ///< The call, for the log.
   /// Called with a line for the log after this time, and then after twice the time. May be empty.
@@ -31,6 +33,7 @@ struct Search {
 struct FoundEnd {
   int end = 0;
   Connection connection;
+  std::string published{};  ///< The address, as the end has published it.
 };
 
 /// Returns the key under which the relay of a leader publishes its address.
@@ -38,7 +41,8 @@ std::string KeyOfEnd(const std::string& key, int leader);
 
 /// Connects to an end, as soon as its address is known. A relay says when it has reached rank 0;
 /// where it has not some seconds after rank 0 came, or cannot be reached, the connection is to
-/// rank 0. `hello` says which rank connects; its token is filled in.
+/// rank 0. `hello` says which rank connects; its token is filled in. Errors: Unavailable at the
+/// deadline, or where nothing listens any more at the address of rank 0 that was known.
 Result<FoundEnd> FindEnd(int end, const Search& search, const CallReport& hello);
 
 /// Connects to an end at the address that it has published. Errors: FailedPrecondition where it
