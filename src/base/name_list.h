@@ -10,15 +10,15 @@ namespace varve {
 /// Returns "a, b, c", and "and 7 more" behind the first ten.
 template <class Range>
 std::string NameSome(const Range& names) {
-  constexpr std::size_t most = 10;
+  constexpr std::size_t kMost = 10;
   std::string text;
   std::size_t count = 0;
   for (const auto& name : names) {
-    if (++count <= most) {
+    if (++count <= kMost) {
       text += (count == 1 ? "" : ", ") + std::string(name);
     }
   }
-  return count <= most ? text : text + " and " + std::to_string(count - most) + " more";
+  return count <= kMost ? text : text + " and " + std::to_string(count - kMost) + " more";
 }
 
 /// Returns ranks 0 to 3 and 7 as "ranks 0-3, 7", and "and 7 more" behind 32 such parts.
