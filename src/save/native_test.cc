@@ -1,7 +1,6 @@
 #include "save/native.h"
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -64,8 +63,8 @@ Sharding RandomSharding(Random& random, std::uint64_t ranks) {
   return sharding;
 }
 
-/// Plans of a job in which most ranks hold the same tensors, and a few hold others too.
-Plans RandomPlans(Random& random) {
+/// Returns the plans of a stage in which most ranks hold the same tensors, and a few others too.
+Plans RandomStage(Random& random, const std::string& stage) {
   Plans plans(random.Between(1, 24));
   const std::uint64_t ranks = plans.size();
   const std::uint64_t groups = random.Between(1, 3);
@@ -77,7 +76,7 @@ Plans RandomPlans(Random& random) {
     const std::uint64_t tensors = random.Between(1, 4);
     for (std::uint64_t rank = 0; rank < ranks; ++rank) {
       for (std::uint64_t i = 0; i < tensors; ++i) {
-        const std::string name = "layer" + std::to_string(i) + ".of" + std::to_string(group);
+        const std::string name = stage + std::to_string(i) + ".of" + std::to_string(group);
         plans[rank].tensors.emplace_back(name, dtype, shape, BoxOf(sharding, shape, rank));
         plans[rank].tensors.back().fingerprint = 7;
         if (random.Below(200) == 0) {
@@ -88,7 +87,7 @@ Plans RandomPlans(Random& random) {
   }
   for (std::uint64_t odd = random.Below(3); odd > 0; --odd) {
     LocalPlan& plan = plans[random.Below(ranks)];
-    const std::string name = "odd" + std::to_string(odd);
+    const std::string name = stage + "odd" + std::to_string(odd);
     switch (random.Below(3)) {
       case 0: plan.tensors.push_back(test::Whole(name, {3, 5})); break;
       case 1: plan.objects.push_back({name, random.Below(40), {{1}}}); break;
@@ -102,8 +101,19 @@ Plans RandomPlans(Random& random) {
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     plans[rank].objects.push_back({"step", 3, {{2}}});
     if (own_values) {
-      plans[rank].objects.push_back({"rng" + std::to_string(rank), 5 + random.Below(3), {{4}}});
+      plans[rank].objects.push_back(
+          {stage + "rng" + std::to_string(rank), 5 + random.Below(3), {{4}}});
     }
+  }
+  return plans;
+}
+
+/// Plans of one stage, or of two of a pipeline.
+Plans RandomPlans(Random& random) {
+  Plans plans = RandomStage(random, "layer");
+  if (random.Below(3) == 0) {
+    const Plans more = RandomStage(random, "later");
+    plans.insert(plans.end(), more.begin(), more.end());
   }
   return plans;
 }
@@ -114,21 +124,8 @@ SettledSave Settled(const Plans& plans) {
   save.identity.world_size = static_cast<std::uint32_t>(plans.size());
   save.identity.coordinated = true;
   save.identity.block_bytes = 64;
-  GatheredPlans::Taken taken;
-  auto others = std::make_shared<RankPlans>();
-  std::map<Bytes, std::shared_ptr<const SpecTable>> tables;
-  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
-    const SpecTable own(plans[rank]);
-    auto& table = tables[own.Encode()];
-    table = table == nullptr ? std::make_shared<const SpecTable>(own) : table;
-    if (rank == 0) {
-      taken.own_table = table;
-    } else {
-      taken.plans.Add(table, EncodeShares(plans[rank], own));
-      others->Add(table, EncodeShares(plans[rank], own));
-    }
-    taken.structures.push_back(plans[rank].structure);
-  }
+  const GatheredPlans::Taken taken = test::Gathered(plans);
+  auto others = std::make_shared<RankPlans>(taken.plans);
   const auto settled =
       SettlePlans(plans[0], taken,
                   {.differing = Differing::kKeep, .replicas = Replicas::kWhole, .may_fold = true});
@@ -166,22 +163,58 @@ std::vector<CheckedHeader> Write(const SettledSave& save, Random& random,
   return headers;
 }
 
+/// Expects that the index of a save of these plans is the merge of its files' headers.
+void ExpectMergeOfHeaders(const Plans& plans, std::uint64_t seed) {
+  Random random(seed);
+  const SettledSave save = Settled(plans);
+  std::vector<std::string> receipts;
+  const auto merged = MergeHeaders(Write(save, random, &receipts));
+  ASSERT_TRUE(IsOk(merged));
+  const auto wanted = NativeIndex(*merged);
+  const auto made = MakeNativeIndex(save, receipts, save.identity);
+  ASSERT_TRUE(IsOk(made));
+  ASSERT_EQ(made->files, merged->files);
+  ASSERT_EQ(made->index.size(), wanted->size());
+  for (std::size_t i = 0; i < wanted->size(); ++i) {
+    ASSERT_EQ(made->index[i].content, (*wanted)[i].content);
+  }
+}
+
 TEST(NativeIndex, IsTheMergeOfAllHeadersThoughMostFilesAreNotPlannedAgain) {
   Random random(5);
-  for (int round = 0; round < 400; ++round) {
-    const Plans plans = RandomPlans(random);
-    const SettledSave save = Settled(plans);
-    std::vector<std::string> receipts;
-    const auto merged = MergeHeaders(Write(save, random, &receipts));
-    ASSERT_TRUE(IsOk(merged)) << "round " << round;
-    const auto wanted = NativeIndex(*merged);
-    const auto made = MakeNativeIndex(save, receipts, save.identity);
-    ASSERT_TRUE(IsOk(made)) << "round " << round;
-    ASSERT_EQ(made->files, merged->files) << "round " << round;
-    ASSERT_EQ(made->index.size(), wanted->size());
-    for (std::size_t i = 0; i < wanted->size(); ++i) {
-      ASSERT_EQ(made->index[i].content, (*wanted)[i].content) << "round " << round;
+  for (std::uint64_t round = 0; round < 400; ++round) {
+    SCOPED_TRACE(round);
+    ASSERT_NO_FATAL_FAILURE(ExpectMergeOfHeaders(RandomPlans(random), round));
+  }
+}
+
+// Ranks of both stages hold three tensors in two families, which are other families in each.
+TEST(NativeIndex, TakesNoFamiliesOfAnotherStageOfAPipeline) {
+  const auto cell = [](std::uint64_t top, std::uint64_t left) { return Box{{top, left}, {2, 4}}; };
+  const auto add = [](LocalPlan* plan, const char* name, Dims shape, Box box) {
+    plan->tensors.emplace_back(name, DType::kFloat32, std::move(shape), std::move(box));
+  };
+  Plans plans(14);
+  for (std::uint64_t rank = 0; rank < 2; ++rank) {
+    add(&plans[rank], "a0", {4, 4}, cell(2 * rank, 0));
+    add(&plans[rank], "a1", {4, 4}, cell(2 * rank, 0));
+    add(&plans[rank], "a2", {4, 8}, {{2 * rank, 0}, {2, 8}});
+  }
+  // Cells of b1, which is cut into 4 x 3; b0 and b2 are cut into 4 x 2, in order.
+  const std::vector<std::uint64_t> numbers{0, 1, 2, 3, 6, 7, 9, 10, 4, 5, 8, 11};
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    LocalPlan& plan = plans[2 + i];
+    const Box other = cell(2 * (i / 2), 4 * (i % 2));
+    if (i < 8) {
+      add(&plan, "b0", {8, 8}, other);
     }
+    add(&plan, "b1", {8, 12}, cell(2 * (numbers[i] / 3), 4 * (numbers[i] % 3)));
+    if (i < 8) {
+      add(&plan, "b2", {8, 8}, other);
+    }
+  }
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    ExpectMergeOfHeaders(plans, seed);
   }
 }
 

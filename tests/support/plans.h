@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "plan/save_plan.h"
+#include "save/plans/gathered_plans.h"
 #include "tensor/box.h"
 #include "tensor/overlap.h"
 
@@ -74,6 +76,24 @@ inline double MaxOverMean(const std::vector<std::uint64_t>& bytes) {
     total += one;
   }
   return static_cast<double>(most) * static_cast<double>(bytes.size()) / static_cast<double>(total);
+}
+
+/// Returns plans as a coordinator gets them: tables of the same bytes are one.
+inline GatheredPlans::Taken Gathered(const std::vector<LocalPlan>& plans) {
+  GatheredPlans::Taken taken;
+  std::map<Bytes, std::shared_ptr<const SpecTable>> tables;
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    const SpecTable own(plans[rank]);
+    auto& table = tables[own.Encode()];
+    table = table == nullptr ? std::make_shared<const SpecTable>(own) : table;
+    if (rank == 0) {
+      taken.own_table = table;
+    } else {
+      taken.plans.Add(table, EncodeShares(plans[rank], own));
+    }
+    taken.structures.push_back(plans[rank].structure);
+  }
+  return taken;
 }
 
 /// Fails unless every tensor's chunks, over all ranks, tile it, and every rank writes only parts of

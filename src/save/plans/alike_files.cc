@@ -45,12 +45,13 @@ void AlikeFiles::Follow(std::uint32_t rank, const RankAssignment& assignment,
   if (!parts.ok()) {
     return;
   }
-  if (parts->families != encoded_families_) {
+  if (plan.table != table_ || parts->families != encoded_families_) {
     auto families = Families::Decode(parts->families, *plan.table);
     if (!families.ok()) {
       return;
     }
     families_ = *std::move(families);
+    table_ = plan.table;
     encoded_families_ = parts->families;
   }
   auto shards = DecodeFamilyShards(*parts, families_, *plan.table);
@@ -77,8 +78,7 @@ Result<std::optional<AlikeFiles::File>> AlikeFiles::FileOf(const FileIdentity& i
   }
   const EncodedPlan encoded = plans.Encoded(identity.rank);
   auto parts = SplitShares(encoded.shares);
-  if (encoded.table != plans.Encoded(rank_).table || !parts.ok() ||
-      parts->families != encoded_families_) {
+  if (encoded.table != table_ || !parts.ok() || parts->families != encoded_families_) {
     return none;
   }
   auto shards = DecodeFamilyShards(*parts, families_, *encoded.table);

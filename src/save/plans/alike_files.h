@@ -40,7 +40,8 @@ class AlikeFiles {
 
  private:
   const SettledSave& settled_;
-  std::uint32_t rank_ = 0;  ///< The one that is followed; 0: none is.
+  std::uint32_t rank_ = 0;            ///< The one that is followed; 0: none is.
+  const SpecTable* table_ = nullptr;  ///< The same families are others of another table.
   std::string_view encoded_families_;
   Families families_;
   std::vector<Box> boxes_;  ///< By family.

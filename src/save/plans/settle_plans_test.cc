@@ -1,7 +1,6 @@
 #include "save/plans/settle_plans.h"
 
 #include <algorithm>
-#include <map>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -17,30 +16,13 @@ namespace {
 
 using test::BytesByRank;
 using test::ExpectEveryElementOnce;
+using test::Gathered;
 using test::IsOk;
 using test::Random;
 using test::Slice;
 using test::Whole;
 
 using Plans = std::vector<LocalPlan>;
-
-/// Returns plans as a coordinator gets them: tables of the same bytes are one.
-GatheredPlans::Taken Gathered(const Plans& plans) {
-  GatheredPlans::Taken taken;
-  std::map<Bytes, std::shared_ptr<const SpecTable>> tables;
-  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
-    const SpecTable own(plans[rank]);
-    auto& table = tables[own.Encode()];
-    table = table == nullptr ? std::make_shared<const SpecTable>(own) : table;
-    if (rank == 0) {
-      taken.own_table = table;
-    } else {
-      taken.plans.Add(table, EncodeShares(plans[rank], own));
-    }
-    taken.structures.push_back(plans[rank].structure);
-  }
-  return taken;
-}
 
 /// The outcome of SettlePlans, and the same unfolded.
 struct Settled {
