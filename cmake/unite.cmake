@@ -2,7 +2,7 @@
 # source's compile time goes into the headers that its neighbours include too.
 #
 # A name in an anonymous namespace is therefore unique in its folder; each test has a named namespace of
-# its own around it. clang-tidy looks at each source by itself, so it finds an include that is missing.
+# its own around it. tests/tidy looks at each source by itself, so it finds an include that is missing.
 function(varve_unite target)
   if(NOT VARVE_UNITY)
     return()
