@@ -22,6 +22,15 @@ def test_export_opens_with_safetensors(run, checkpoint, state, tmp_path):
     np.testing.assert_array_equal(opened["optim.count"], state["optim"]["count"])
 
 
+def test_export_writes_no_file_of_the_name_that_means_the_output(
+    run, checkpoint, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert "give its name" in run("export", checkpoint, "-", code=2).stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_export_takes_what_the_globs_name(run_json, checkpoint, tmp_path):
     out = tmp_path / "some.safetensors"
     found = run_json("export", "--include", "*.bias", "--include=optim.*", checkpoint, out)

@@ -28,6 +28,9 @@ struct Options {
 };
 
 Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
+  if (options.out == "-") {
+    return InvalidArgument("export to -: tensors are written to a file; give its name");
+  }
   Progress progress("export", options.json);
   ExportOptions choices = options.choices;
   choices.progress = progress.function();
