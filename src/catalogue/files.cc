@@ -6,10 +6,10 @@
 #include <sys/resource.h>
 
 #include "base/checksum.h"
+#include "base/run_threads.h"
 #include "catalogue/scan.h"
 #include "format/data_file.h"
 #include "pipeline/kept_tail.h"
-#include "pipeline/run_threads.h"
 
 namespace varve {
 namespace {

@@ -2,6 +2,7 @@
 #include <iterator>
 #include <utility>
 
+#include "base/run_threads.h"
 #include "base/stop.h"
 #include "catalogue/family.h"
 #include "catalogue/formats.h"
@@ -13,7 +14,6 @@
 #include "catalogue/side_files.h"
 #include "catalogue/unfinished.h"
 #include "format/commit_record.h"
-#include "pipeline/run_threads.h"
 #include "varve/catalogue.h"
 #include "varve/step_note.h"
 #include "varve/storage.h"

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/checksum.h"
+#include "base/run_threads.h"
 #include "base/stop.h"
 #include "catalogue/chunk_source.h"
 #include "catalogue/files.h"
@@ -20,7 +21,6 @@
 #include "interop/torch/archive.h"
 #include "interop/zip/directory.h"
 #include "pipeline/buffer_pool.h"
-#include "pipeline/run_threads.h"
 #include "plan/load_plan.h"
 #include "tensor/box.h"
 

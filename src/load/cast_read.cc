@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/checked.h"
+#include "base/run_threads.h"
 #include "base/time_source.h"
 #include "device/cuda_devices.h"
 #include "load/destinations.h"
@@ -15,7 +16,6 @@
 #include "pipeline/buffer_pool.h"
 #include "pipeline/device_fetch.h"
 #include "pipeline/file_reader.h"
-#include "pipeline/run_threads.h"
 #include "tensor/box.h"
 #include "tensor/cast.h"
 #include "tensor/region.h"

@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/guarded.h"
+#include "base/run_threads.h"
 #include "base/stop.h"
 #include "base/time_source.h"
 #include "base/trace.h"
@@ -27,7 +28,6 @@
 #include "load/chunk_hashes.h"
 #include "load/destinations.h"
 #include "pipeline/file_reader.h"
-#include "pipeline/run_threads.h"
 #include "plan/load_plan.h"
 #include "share/shared_reads.h"
 #include "tensor/box.h"

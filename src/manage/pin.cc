@@ -1,9 +1,9 @@
 // What a person or a manager does to one checkpoint: pins, and quarantine.
 
+#include "base/run_threads.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
-#include "pipeline/run_threads.h"
 #include "publish/claim.h"
 #include "publish/publisher.h"
 #include "varve/manage.h"

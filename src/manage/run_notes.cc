@@ -3,11 +3,11 @@
 #include <charconv>
 #include <cstdio>
 
+#include "base/run_threads.h"
 #include "base/time_source.h"
 #include "catalogue/family.h"
 #include "catalogue/names.h"
 #include "format/json_writer.h"
-#include "pipeline/run_threads.h"
 #include "publish/save_id.h"
 #include "varve/manage.h"
 

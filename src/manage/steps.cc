@@ -4,11 +4,11 @@
 #include <map>
 #include <tuple>
 
+#include "base/run_threads.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
 #include "catalogue/step_notes.h"
-#include "pipeline/run_threads.h"
 #include "publish/claim.h"
 #include "varve/manage.h"
 

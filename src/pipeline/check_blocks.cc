@@ -3,8 +3,8 @@
 #include <mutex>
 
 #include "base/checksum.h"
+#include "base/run_threads.h"
 #include "pipeline/file_reader.h"
-#include "pipeline/run_threads.h"
 
 namespace varve {
 

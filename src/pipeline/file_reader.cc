@@ -24,13 +24,13 @@
 
 #include "base/checked.h"
 #include "base/checksum.h"
+#include "base/run_threads.h"
 #include "base/trace.h"
 #include "device/cuda_devices.h"
 #include "pipeline/core_slots.h"
 #include "pipeline/device_fetch.h"
 #include "pipeline/read_units.h"
 #include "pipeline/record_sums.h"
-#include "pipeline/run_threads.h"
 #include "pipeline/target_index.h"
 
 namespace varve {

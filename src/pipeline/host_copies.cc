@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/checksum.h"
-#include "pipeline/run_threads.h"
+#include "base/run_threads.h"
 
 namespace varve {
 namespace {

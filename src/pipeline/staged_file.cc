@@ -19,10 +19,10 @@
 #include "base/checked.h"
 #include "base/checksum.h"
 #include "base/guarded.h"
+#include "base/run_threads.h"
 #include "base/threads.h"
 #include "base/time_source.h"
 #include "base/trace.h"
-#include "pipeline/run_threads.h"
 
 namespace varve {
 namespace {

@@ -14,12 +14,12 @@
 #include "base/checked.h"
 #include "base/file_limit.h"
 #include "base/guarded.h"
+#include "base/run_threads.h"
 #include "base/threads.h"
 #include "base/time_source.h"
 #include "device/cuda_devices.h"
 #include "pipeline/huge_pages.h"
 #include "pipeline/memory_limits.h"
-#include "pipeline/run_threads.h"
 
 namespace varve {
 namespace {

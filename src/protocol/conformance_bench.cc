@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <utility>
 
-#include "pipeline/run_threads.h"
+#include "base/run_threads.h"
 
 namespace varve::protocol {
 namespace {

@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <cstddef>
+#include <functional>
+#include <optional>
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -14,6 +17,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/run_threads.h"
 #include "storage/posix_files.h"
 #include "varve/storage.h"
 
@@ -41,6 +45,26 @@ Result<std::vector<std::string>> Names(const std::string& directory) {
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+/// Calls `one(i)` for every i below `count`, for names of a directory. Thousands of answers of a
+/// network's file system, one after the other and a millisecond each, are seconds.
+Status ForNames(std::size_t count, const std::function<Status(std::size_t)>& one) {
+  return RunThreadsWhereSlow(count, 16, std::chrono::microseconds(100), one);
+}
+
+/// Returns what a name in an open directory is; nothing where there is none any more.
+std::optional<DirectoryEntry> EntryOf(int directory, const std::string& name) {
+  struct stat info{};
+  if (::fstatat(directory, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+    return std::nullopt;
+  }
+  const bool is_link = S_ISLNK(info.st_mode);
+  if (is_link && ::fstatat(directory, name.c_str(), &info, 0) != 0) {
+    return DirectoryEntry{.name = name, .is_link = true};  // It leads to nothing.
+  }
+  return DirectoryEntry{name, S_ISDIR(info.st_mode), static_cast<std::uint64_t>(info.st_size),
+                        info.st_mtim.tv_sec * 1'000'000'000 + info.st_mtim.tv_nsec, is_link};
 }
 
 /// Returns true for the errors of link(2) that mean "not this file, or not there": another file
@@ -118,7 +142,6 @@ class PosixStorageImpl final : public Storage {
 
   Result<std::vector<DirectoryEntry>> List(const std::string& directory) override {
     VARVE_ASSIGN_OR_RETURN(const auto names, Names(directory));
-    std::vector<DirectoryEntry> entries;
     const FileDescriptor fd = OpenDescriptor(directory, O_RDONLY | O_DIRECTORY);
     if (!fd.valid()) {
       return ErrnoStatus("list", directory, errno);
@@ -128,14 +151,15 @@ class PosixStorageImpl final : public Storage {
     if (::fstatat(fd.get(), ".", &info, 0) != 0) {
       return ErrnoStatus("search", directory, errno);
     }
-    for (const std::string& name : names) {
-      const bool there = ::fstatat(fd.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0;
-      const bool is_link = there && S_ISLNK(info.st_mode);
-      if (is_link && ::fstatat(fd.get(), name.c_str(), &info, 0) != 0) {
-        entries.push_back({.name = name, .is_link = true});  // It leads to nothing.
-      } else if (there) {
-        entries.push_back({name, S_ISDIR(info.st_mode), static_cast<std::uint64_t>(info.st_size),
-                           info.st_mtim.tv_sec * 1'000'000'000 + info.st_mtim.tv_nsec, is_link});
+    std::vector<std::optional<DirectoryEntry>> found(names.size());
+    VARVE_RETURN_IF_ERROR(ForNames(names.size(), [&](std::size_t i) {
+      found[i] = EntryOf(fd.get(), names[i]);
+      return Status::Ok();
+    }));
+    std::vector<DirectoryEntry> entries;
+    for (std::optional<DirectoryEntry>& entry : found) {
+      if (entry.has_value()) {
+        entries.push_back(*std::move(entry));
       }
     }
     return entries;
@@ -196,10 +220,9 @@ class PosixStorageImpl final : public Storage {
     if (!entries.ok()) {
       return entries.status().code() == StatusCode::kNotFound ? Status::Ok() : entries.status();
     }
-    for (const std::string& entry : *entries) {
-      // unlink first, as above: a link is removed, what it points to is not ours.
-      VARVE_RETURN_IF_ERROR(Remove(JoinPath(name, entry)));
-    }
+    // unlink first, as above: a link is removed, what it points to is not ours.
+    VARVE_RETURN_IF_ERROR(ForNames(
+        entries->size(), [&](std::size_t i) { return Remove(JoinPath(name, (*entries)[i])); }));
     if (::rmdir(name.c_str()) != 0 && errno != ENOENT) {
       return ErrnoStatus("remove directory", name, errno);
     }

@@ -5,13 +5,13 @@
 #include <vector>
 
 #include "base/checksum.h"
+#include "base/run_threads.h"
 #include "catalogue/scan.h"
 #include "format/data_file.h"
 #include "interop/zip/directory.h"
 #include "pipeline/buffer_pool.h"
 #include "pipeline/file_reader.h"
 #include "pipeline/record_sums.h"
-#include "pipeline/run_threads.h"
 
 namespace varve {
 namespace {

@@ -130,6 +130,24 @@ TEST_P(StorageConformance, ListIsSortedAndKnowsKindsAndSizes) {
   EXPECT_TRUE((*entries)[2].is_directory);
 }
 
+TEST_P(StorageConformance, ManyNamesAreListedAndRemoved) {
+  ASSERT_TRUE(IsOk(disk().MakeDirectory(Path("many"))));
+  std::vector<std::string> names;
+  for (int i = 100; i < 250; ++i) {
+    names.push_back("file-" + std::to_string(i));
+    ASSERT_TRUE(IsOk(Write("many/" + names.back(), std::string(static_cast<std::size_t>(i), 'x'))));
+  }
+  const auto entries = disk().List(Path("many"));
+  ASSERT_TRUE(IsOk(entries));
+  ASSERT_EQ(entries->size(), names.size());
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    EXPECT_EQ((*entries)[i].name, names[i]);
+    EXPECT_EQ((*entries)[i].size, 100 + i);
+  }
+  ASSERT_TRUE(IsOk(disk().Remove(Path("many"))));
+  EXPECT_FALSE(disk().List(Path("many")).ok());
+}
+
 TEST_P(FileSystemConformance, LinkGivesAFileASecondName) {
   HardLinks* const links = disk().extras().hard_links;
   ASSERT_NE(links, nullptr);

@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/run_threads.h"
 #include "catalogue/chunk_source.h"
 #include "catalogue/formats/opening.h"
 #include "format/chunk_grid.h"
-#include "pipeline/run_threads.h"
 #include "tensor/box.h"
 
 namespace varve {

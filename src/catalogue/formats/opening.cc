@@ -7,10 +7,10 @@
 #include <tuple>
 #include <utility>
 
+#include "base/run_threads.h"
 #include "catalogue/names.h"
 #include "catalogue/verify_foreign.h"
 #include "interop/torch/archive.h"
-#include "pipeline/run_threads.h"
 #include "tensor/box.h"
 
 namespace varve {

@@ -1,6 +1,7 @@
 /// A few threads that work through a list of jobs.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <stop_token>
@@ -15,5 +16,10 @@ namespace varve {
 /// more. Errors: the job's own; those of Guarded for what it throws.
 Status RunThreads(std::size_t job_count, int threads, const std::stop_token& stop,
                   const std::function<Status(std::size_t)>& job);
+
+/// Does the same without a stop: on the calling thread alone while jobs take no longer than
+/// `at_once`, for which the first 64 are measured together; else the rest on all threads.
+Status RunThreadsWhereSlow(std::size_t job_count, int threads, std::chrono::nanoseconds at_once,
+                           const std::function<Status(std::size_t)>& job);
 
 }  // namespace varve

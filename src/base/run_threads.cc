@@ -1,7 +1,8 @@
-#include "pipeline/run_threads.h"
+#include "base/run_threads.h"
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -48,6 +49,17 @@ Status RunThreads(std::size_t job_count, int threads, const std::stop_token& sto
     work();
   }
   return first;
+}
+
+Status RunThreadsWhereSlow(std::size_t job_count, int threads, std::chrono::nanoseconds at_once,
+                           const std::function<Status(std::size_t)>& job) {
+  constexpr std::size_t kMeasured = 64;
+  const auto begin = std::chrono::steady_clock::now();
+  const std::size_t first = std::min(job_count, kMeasured);
+  VARVE_RETURN_IF_ERROR(RunThreads(first, 1, {}, job));
+  const bool slow = std::chrono::steady_clock::now() - begin > first * at_once;
+  return RunThreads(job_count - first, slow ? threads : 1, {},
+                    [&](std::size_t i) { return job(first + i); });
 }
 
 }  // namespace varve

@@ -1,8 +1,13 @@
-#include "pipeline/run_threads.h"
+#include "base/run_threads.h"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <mutex>
 #include <new>
+#include <set>
 #include <stop_token>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -51,6 +56,31 @@ TEST(RunThreadsTest, AStopThatWasRequestedEndsIt) {
   });
   EXPECT_TRUE(FailsWith(status, StatusCode::kCancelled));
   EXPECT_LE(ran, 2);
+}
+
+TEST(RunThreadsWhereSlowTest, OnlySlowJobsGetMoreThreads) {
+  for (const bool slow : {false, true}) {
+    std::vector<std::atomic<int>> runs(200);
+    std::mutex mutex;
+    std::set<std::thread::id> threads;
+    const auto at_once = slow ? std::chrono::nanoseconds(0) : std::chrono::hours(1);
+    EXPECT_TRUE(IsOk(RunThreadsWhereSlow(runs.size(), 4, at_once, [&](std::size_t i) {
+      ++runs[i];
+      std::unique_lock lock(mutex);
+      threads.insert(std::this_thread::get_id());
+      // The others have to take a job before this thread goes on.
+      if (slow && i >= 64 && i < 68) {
+        lock.unlock();
+        while (std::count(runs.begin() + 64, runs.begin() + 68, 0) > 0) {
+          std::this_thread::yield();
+        }
+      }
+      return Status::Ok();
+    })));
+    EXPECT_EQ(threads.size(), slow ? 4U : 1U);
+    EXPECT_TRUE(
+        std::all_of(runs.begin(), runs.end(), [](const auto& count) { return count == 1; }));
+  }
 }
 
 }  // namespace
