@@ -6,7 +6,8 @@
 // process, which is all other ranks, one after the other: each runs the real Save too, once up to
 // exchange A, for its plan, and once with the reply of rank 0, writing its file, up to exchange B.
 // One rank of them, in the middle, is a third process, so that it can be measured. So everything is
-// real but the network, and every rank but those two shares a process with others.
+// real but the network, and every rank but those two shares a process with others. The CPU time of
+// rank 0 is without that of these messages: `channels` measures how the ranks of a job send them.
 //
 //   scale [--dir DIR] [--tensors N] [--ranks N,N,...]
 
@@ -67,6 +68,25 @@ class Meter {
   }
 
   double before_;
+};
+
+/// Adds the CPU time of this thread, from its making to its end, to a sum.
+class Apart {
+ public:
+  explicit Apart(double* seconds) : seconds_(seconds), begin_(Now()) {}
+  ~Apart() { *seconds_ += Now() - begin_; }
+  Apart(const Apart&) = delete;
+  Apart& operator=(const Apart&) = delete;
+
+ private:
+  static double Now() {
+    timespec now{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+  }
+
+  double* seconds_;
+  double begin_;
 };
 
 /// One line of the table. Trivial: it comes through a pipe.
@@ -202,20 +222,27 @@ class RankZero final : public Coordinator {
     row_ = row;
     received_.assign(job_.ranks, 0);
     sent_.assign(job_.ranks, 0);
+    apart_ = 0;
   }
+  /// Returns the CPU time of this save's messages.
+  [[nodiscard]] double apart() const { return apart_; }
 
   Status Send(int to, std::string_view message, Deadline /*deadline*/) override {
+    const Apart apart(&apart_);
     const auto rank = static_cast<std::uint64_t>(to);
     Count(rank, message, &row_->messages_out, &row_->mib_out, &row_->one_bytes_in);
     if (sent_[rank]++ == 0) {  // Exchange A, of which one is enough. The reply of B is only an end.
       AskFor(Ask::kReply, rank);
       Put(others_, message);
-      row_->call_cpu_ms = meter_->cost().cpu_seconds * 1000;
+      if (rank == job_.ranks - 1) {
+        row_->call_cpu_ms = (meter_->cost().cpu_seconds - apart_) * 1000;
+      }
     }
     return Status::Ok();
   }
 
   Result<std::string> Receive(int from, Deadline /*deadline*/) override {
+    const Apart apart(&apart_);
     const auto rank = static_cast<std::uint64_t>(from);
     AskFor(received_[rank]++ == 0 ? Ask::kPlan : Ask::kReceipt, rank);
     std::string message = Take(others_);
@@ -247,6 +274,7 @@ class RankZero final : public Coordinator {
   Row* row_ = nullptr;
   std::vector<int> received_;
   std::vector<int> sent_;
+  double apart_ = 0;
 };
 
 /// Runs rank 0 in a process of its own, so that its peak of memory is that of its saves.
@@ -274,6 +302,7 @@ Rows RunRankZero(const Job& job) {
       Die(saved.status().message());
     }
     row.rank0 = meter.cost();
+    row.rank0.cpu_seconds -= coordinator.apart();
   }
   ::close(ends[0]);
   return rows;
