@@ -296,8 +296,9 @@ CallReport Channel::Hello(bool of_relay) const {
 
 /// Gives a connection to this rank's relay; in its place comes one to the relay.
 Status Channel::StartRelay(FoundEnd* found, Relay* relay) const {
-  VARVE_ASSIGN_OR_RETURN(Socket own, relay->Start(std::move(found->connection), found->end));
-  *found = {options_.rank, Connection(std::move(own), true)};
+  VARVE_ASSIGN_OR_RETURN(Socket own,
+                         relay->Start(std::move(found->connection), found->end, found->rank_0));
+  *found = {options_.rank, Connection(std::move(own), true), std::move(found->rank_0)};
   return Status::Ok();
 }
 
@@ -305,9 +306,7 @@ void Channel::Join(FoundEnd found, std::unique_ptr<Relay> relay) {
   const std::scoped_lock lock(mutex_);
   relay_ = std::move(relay);
   leader_ = found.end;
-  if (found.end == 0) {
-    known_ = std::move(found.published);
-  }
+  known_ = std::move(found.rank_0);
   to_relay_ = 0;
   links_.Add(0, std::move(found.connection));
 }

@@ -12,7 +12,8 @@
 //  3. A rank looks for the address of its leader's relay, connects, and waits for an answer, which
 //     the relay gives when it has reached rank 0. Where rank 0 can be reached and the relay does
 //     not answer for some seconds, or refuses, its leader is late, dead or without a relay: the
-//     rank connects to rank 0.
+//     rank connects to rank 0. The answer has the address of rank 0: a rank that finds nothing
+//     there at a later call knows that rank 0 has ended, and does not wait for it.
 //  4. The relay tells rank 0 which ranks are connected (kHello) and lost (kLost); in between it
 //     sends their frames with their numbers (kRouted). Frames of several ranks that are equal
 //     become one; they wait for each other a millisecond at most. A rank's frames keep their order.
@@ -74,8 +75,8 @@ constexpr auto kLongestEnd = std::chrono::seconds(10);
 /// A relay that has started; its thread owns it too.
 class Relay::Running final : public Links::Owner {
  public:
-  Running(int leader, int above, int size)
-      : leader_(leader), size_(size), state_(leader, above, size), links_(this) {}
+  Running(int leader, int above, int size, const std::string& rank_0)
+      : leader_(leader), size_(size), state_(leader, above, size, rank_0), links_(this) {}
 
   std::optional<int> KeyOf(const CallReport& hello) override {
     const int key = KeyOfHello(hello, size_);
@@ -268,7 +269,7 @@ Result<std::unique_ptr<Relay>> Relay::Make(int leader, int size) {
       new Relay(leader, size, std::move(listening.first), listening.second));
 }
 
-Result<Socket> Relay::Start(Connection up, int above) {
+Result<Socket> Relay::Start(Connection up, int above, const std::string& rank_0) {
   return Guarded([&]() -> Result<Socket> {
     std::array<int, 2> ends{};
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()) != 0) {
@@ -276,7 +277,7 @@ Result<Socket> Relay::Start(Connection up, int above) {
     }
     Socket own(ends[0]);
     Socket relays(ends[1]);
-    const auto running = std::make_shared<Running>(leader_, above, size_);
+    const auto running = std::make_shared<Running>(leader_, above, size_, rank_0);
     if (!running->links().is_valid()) {
       return NoDescriptor("make a relay", EMFILE);
     }

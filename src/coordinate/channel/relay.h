@@ -30,9 +30,9 @@ class Relay {
 
   /// Its address, as text for the other ranks.
   [[nodiscard]] const std::string& published() const { return published_; }
-  /// Begins to pass on, by a connection to rank 0 or to the relay of `above`. Returns the leader's
-  /// own connection to the relay. To be called once.
-  Result<Socket> Start(Connection up, int above);
+  /// Begins to pass on, by a connection to rank 0 or to the relay of `above`. `rank_0` is the address
+  /// that rank 0 has published. Returns the leader's own connection to the relay. To be called once.
+  Result<Socket> Start(Connection up, int above, const std::string& rank_0);
   /// Waits until the first `frames` frames of the leader have left for rank 0; returns false where
   /// they have not by then.
   bool Flush(std::uint64_t frames, TimePoint until);

@@ -17,7 +17,7 @@ void RelayState::Connected(int key, TimePoint now) {
   if (key == kUp) {
     return;
   }
-  down_.emplace_back(key, Frame{FrameKind::kHello, 0, {}});  // It has reached rank 0.
+  down_.emplace_back(key, Frame{FrameKind::kHello, 0, rank_0_});  // It has reached rank 0.
   if (key < size_) {
     ways_[key] = key;
     GoesUp({{static_cast<std::uint64_t>(key), 1}}, {FrameKind::kHello, 0, {}}, now);

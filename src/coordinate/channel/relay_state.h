@@ -21,7 +21,9 @@ class RelayState {
   /// of another relay `size` + its leader: see KeyOfRelay.
   static constexpr int kUp = 0;
 
-  RelayState(int leader, int above, int size) : leader_(leader), above_(above), size_(size) {}
+  /// `rank_0` is the address that rank 0 has published, for the ranks behind the relay.
+  RelayState(int leader, int above, int size, std::string rank_0 = {})
+      : leader_(leader), above_(above), size_(size), rank_0_(std::move(rank_0)) {}
 
   void Connected(int key, TimePoint now);
   void Arrived(int key, Frame frame, TimePoint now);
@@ -48,6 +50,7 @@ class RelayState {
   const int leader_;
   const int above_;
   const int size_;
+  const std::string rank_0_;
   std::map<int, int> ways_;  // Keys of connections, by the ranks that are behind them.
   std::set<int> keys_;       // Of all connections.
   std::set<int> waiting_;    // Ranks that wait for an answer of rank 0.

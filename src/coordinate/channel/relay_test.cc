@@ -277,6 +277,31 @@ TEST(Relay, RanksBehindADeadLeaderNameItAsTheCause) {
   });
 }
 
+TEST(Relay, EveryRankNamesRank0SomeSecondsAfterItHasEndedBetweenTwoCalls) {
+  const int size = 14;
+  Tree ranks(size);
+  ranks.Call("save x", [&](int rank, Channel& channel) {
+    ASSERT_TRUE(IsOk(Join(channel, "", LongDeadline()))) << rank;
+  });
+  ranks.channels[0].reset();
+  std::vector<std::jthread> threads;
+  for (int rank = 1; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      Channel& channel = ranks.At(rank);
+      const auto enter = [&](const std::string& what) {
+        return channel.Enter(what, 600, After(Now(), 600), ranks.rendezvous, "key");
+      };
+      if (enter("save y").ok()) {  // Its relay had not seen it yet.
+        EXPECT_EQ(Join(channel, "", LongDeadline()).status().details().rank, 0) << rank;
+        channel.Leave("", -1);
+      }
+      EXPECT_TRUE(FailsWith(enter("save z"), StatusCode::kUnavailable,
+                            {"save z: rank 0: is lost", "its process has ended"}))
+          << rank;
+    });
+  }
+}
+
 TEST(Relay, ARankThatHangsUpIsNamedOnAllOthersAtOnce) {
   for (const int dead : {4, 9, 12}) {
     Tree ranks(14);

@@ -141,10 +141,10 @@ Result<std::optional<FoundEnd>> Finder::Look() {
     VARVE_RETURN_IF_ERROR(Connect());
   }
   if (asked_) {
-    const Result<std::optional<Frame>> answer =
-        end_ == 0 ? Result<std::optional<Frame>>(Frame()) : asked_->Read();
+    Result<std::optional<Frame>> answer =
+        end_ == 0 ? Result<std::optional<Frame>>(Frame{.payload = published_}) : asked_->Read();
     if (answer.ok() && *answer) {  // Rank 0 gives none.
-      return std::optional<FoundEnd>({end_, std::move(*asked_), published_});
+      return std::optional<FoundEnd>({end_, std::move(*asked_), std::move((*answer)->payload)});
     }
     if (!answer.ok()) {
       asked_.reset();

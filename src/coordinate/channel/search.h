@@ -18,7 +18,7 @@ struct Search {
   Deadline until{};
   Rendezvous* rendezvous = nullptr;
   std::string key{};  ///< Under which rank 0 publishes its address.
-  /// What rank 0 had published when this channel was connected to it last; empty: it never was.
+  /// What rank 0 had published when this channel last reached it, also by relays; empty: it never has.
   std::string known{};
   int wake = -1;       ///< A descriptor that is readable when the search is to end.
   std::string what{};  ///< The call, for the log.
@@ -33,7 +33,7 @@ struct Search {
 struct FoundEnd {
   int end = 0;
   Connection connection;
-  std::string published{};  ///< The address, as the end has published it.
+  std::string rank_0{};  ///< The address that rank 0 has published.
 };
 
 /// Returns the key under which the relay of a leader publishes its address.
