@@ -132,3 +132,13 @@ def test_arrays_inside_are_filled_without_torch_too(tmp_path: Path) -> None:
     held.flags.writeable = False
     with pytest.raises(varve.InvalidArgumentError, match="wanted one that is read-only"):
         varve.load(state, tmp_path / "c")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint16, torch.bool])
+def test_a_single_element_of_a_strided_view_is_stored(dtype: torch.dtype, tmp_path: Path) -> None:
+    # Such a view is contiguous with a stride that is not 1.
+    view = torch.ones(2, 2, dtype=dtype)[:1, ::2]
+    assert view.is_contiguous() and view.stride(-1) == 2
+    varve.torch.save({"v": (view, 1)}, tmp_path / "c")
+    (found, _) = varve.torch.read(tmp_path / "c")["v"]
+    assert found.dtype is dtype and torch.equal(found, view)

@@ -230,7 +230,9 @@ def _torch_parts(value: Any, path: str) -> tuple[int, bytes, list[Any]] | None:
                 "stored; keep it in a dict, or in a list of tensors"
             )
         plain = _on_host(value).resolve_conj().resolve_neg().contiguous()
-        raw = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+        # One element may keep any stride and be contiguous, and `view` takes a last stride of 1 alone.
+        flat = plain.as_strided((plain.numel(),), (1,))
+        raw = flat.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
         return TENSOR, raw, [str(value.dtype).removeprefix("torch."), tuple(value.shape)]
     return None
 
