@@ -263,6 +263,29 @@ def test_state_of_the_optimizer_itself_is_kept_beside_that_of_parameters(tmp_pat
     assert bits(resumed.state_dict()) == bits(optimizer.state_dict())
 
 
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adafactor])
+def test_moments_in_other_shapes_than_the_parameters_are_refused_before_the_first_step(
+    make: Make, tmp_path: Path
+) -> None:
+    saved, model = network(), network()
+    optimizer = make(saved.parameters())
+    step(saved, optimizer)
+    varve.torch.save({"optim": optimizer}, tmp_path / "c")
+    model[0] = torch.nn.Linear(4, 7)
+    model[2] = torch.nn.Linear(7, 2)
+    fresh = make(model.parameters())
+    with pytest.raises(
+        varve.InvalidArgumentError, match=r"optim\.state\.0\.\w+ \(stored float32\[3, "
+    ):
+        varve.torch.load({"optim": fresh}, tmp_path / "c")
+    assert not fresh.state
+    report = varve.torch.load({"optim": fresh}, tmp_path / "c", strict=False)
+    left = {name.split(" ")[0].rpartition(".")[0] for name in report.mismatched}
+    assert left == {"optim.state.0", "optim.state.1", "optim.state.2"}
+    assert list(fresh.state) == [model[2].bias]  # Its shape is what it was.
+    step(model, fresh)
+
+
 def test_an_optimizer_of_parameters_on_the_meta_device_is_refused(tmp_path: Path) -> None:
     source = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(source.parameters())

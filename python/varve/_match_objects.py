@@ -183,7 +183,8 @@ def _compare(match: Match, planned: Planned, present: Any) -> None:
             match.mismatched += entry.unlike
             if entry.unlike:
                 match.known.extend(fqn for fqn, _ in leaves(entry.stored, entry.name))
-                match.remedies[first.remedy()] = None
+                if remedy := first.remedy():
+                    match.remedies[remedy] = None
     match.notes += first.notes()
 
 

@@ -73,7 +73,7 @@ class Entry:
     """The stored state of one parameter of an optimizer, and its name.
 
     `present` is the parameter's key in the destination's state dict, `key` in the one that is given back.
-    `unlike` says which of its tensors are of another class than the optimizer makes. `dropped` are keys of the present
+    `unlike` says which of its tensors are of another class or shape than the optimizer makes. `dropped` are keys of the present
     state whose tensors give way to others, as the optimizer makes them in another world. `make` returns tensors that
     the state needs before it is filled, in the layout of the parameter, and others that need no filling.
     """
@@ -101,7 +101,7 @@ class First(Protocol):
         """Returns what the caller is to know."""
 
     def remedy(self) -> str:
-        """Returns what to do where entries are `unlike`."""
+        """Returns what to do where entries are `unlike`; "" where an error says enough."""
 
 
 @dataclass

@@ -21,6 +21,11 @@ from varve.errors import InvalidArgumentError
 from varve.torch import _wrapped
 from varve.torch._shards import NUMBERS, PLAIN, dtensor_around, is_dtensor, is_shard
 
+#: Keys of states whose tensors are single numbers.
+_NUMBERS = frozenset(("step", "eta", "mu"))
+
+_DTYPE_NAMES = {number: str(dtype).removeprefix("torch.") for dtype, number in NUMBERS.items()}
+
 _PLAIN = "a plain tensor"
 _DICT = "a dict"
 
@@ -32,6 +37,7 @@ class FirstStates:
         title: Begins the messages of errors.
         adapts: The program changes state dicts before the optimizer loads them, and may know what fits.
         cast: A tensor of another class with the same inner tensors will do.
+        overlap: So will one of another size: the part that both have is filled.
     """
 
     def __init__(
@@ -41,6 +47,7 @@ class FirstStates:
         source: Source,
         adapts: bool,
         cast: bool,
+        overlap: bool = False,
     ) -> None:
         self._optimizer: Any = optimizer
         self._title = title
@@ -48,11 +55,13 @@ class FirstStates:
         self._source = source
         self._adapts = adapts
         self._cast = cast
+        self._overlap = overlap
         self._author = str(getattr(type(optimizer).step, "__module__", "")).split(".")[0]
         self._low_bit = _low_bit(optimizer) if self._author == "torchao" else ""
         self._unknown: set[str] = set()
         self._kept_plain: list[str] = []
         self._dicts = False
+        self._other_classes = False
 
     def plan(self, entry: Entry, present: Any) -> None:
         """Notes in an entry what of it the optimizer would not have made, and what makes its tensors.
@@ -72,6 +81,12 @@ class FirstStates:
             elif type(leaf) is not Wrapped:
                 stored = _PLAIN
                 wanted = "" if here == stored else self._instead_of_plain(entry, key, name, here)
+                if (
+                    not there
+                    and not self._adapts
+                    and (sizes := self._other_sizes(entry, key, name))
+                ):
+                    entry.unlike.append(f"{name} ({sizes})")
             elif here == leaf.kind or (self._cast and _casts(there.get(key), leaf)):
                 continue  # The two are compared when it is filled.
             else:
@@ -80,6 +95,7 @@ class FirstStates:
                 if not wanted and is_shard(entry.parameter):
                     wrapped[key] = leaf
             if wanted and not self._adapts:
+                self._other_classes = True
                 entry.unlike.append(f"{name} (stored {_a(stored)}, wanted {_a(wanted)})")
             elif here and here != stored:
                 entry.dropped.add(key)
@@ -104,7 +120,9 @@ class FirstStates:
         ]
 
     def remedy(self) -> str:
-        """Returns what to do where the state of another optimizer is stored."""
+        """Returns what to do where the state of another optimizer is stored; "" where only sizes differ."""
+        if not self._other_classes:
+            return ""
         kind = type(self._optimizer).__name__
         if self._dicts and self._low_bit:
             return (
@@ -166,6 +184,23 @@ class FirstStates:
         wanted = here or self._of_torch(parameter) or ""
         return "" if wanted == _PLAIN else wanted
 
+    def _other_sizes(self, entry: Entry, key: Any, name: str) -> str:
+        """Returns how the shape of a stored tensor is none that torch's optimizer makes; "" where it may be one."""
+        optimizer, parameter = self._optimizer, entry.parameter
+        if self._author != "torch" or key in _NUMBERS or is_shard(parameter):
+            return ""
+        number, stored = self._source.geometry(name)
+        wanted = tuple(parameter.shape)
+        if not stored or stored == wanted or isinstance(optimizer, torch.optim.LBFGS):
+            return ""  # LBFGS keeps one flat tensor of all parameters.
+        if len(stored) == len(wanted):
+            # Adafactor keeps a matrix's rows and columns, as matrices of one column and one row.
+            factored = isinstance(optimizer, torch.optim.Adafactor)
+            if self._overlap or (factored and all(map(_fits, stored, wanted))):
+                return ""
+        dtype = _DTYPE_NAMES[number]
+        return f"stored {dtype}{list(stored)}, wanted {dtype}{list(wanted)}"
+
     def _is_low_bit(self, size: int) -> bool:
         """Returns True where a low-bit optimizer has its own tensors for so many elements."""
         made = self._optimizer._new_buffer(torch.empty(size, device="meta"), True)
@@ -222,6 +257,10 @@ def _tensors(stored: Any) -> Iterator[tuple[Any, Any]]:
         for key, leaf in stored.items():
             if isinstance(leaf, (TensorLeaf, Mapping)):
                 yield key, leaf
+
+
+def _fits(stored: int, wanted: int) -> bool:
+    return stored in (1, wanted)
 
 
 def _local(tensor: Any) -> Any:

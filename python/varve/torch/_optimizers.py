@@ -51,6 +51,7 @@ def plan(
     chosen: Callable[[], bool],
     default: torch.device,
     cast: bool = False,
+    overlap: bool = False,
 ) -> Planned | None:
     """Matches an optimizer with what is stored for it; None for one whose state dict has another form.
 
@@ -82,7 +83,7 @@ def plan(
     if not adapts:
         _refuse_unfit(title, tree, others, ids, entries, present)
     planned = Planned(entries, others, _halves(entries, state, source))
-    planned.first = FirstStates(optimizer, title, source, _adapts(optimizer), cast)
+    planned.first = FirstStates(optimizer, title, source, _adapts(optimizer), cast, overlap)
     planned.beside = any(
         type(each.parameter) not in _PLAIN or each.parameter.device != default for each in entries
     )

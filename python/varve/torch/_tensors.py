@@ -344,8 +344,10 @@ class TorchArrays(NumpyArrays):
         chosen: Callable[[], bool],
     ) -> Planned | None:
         """Returns what is stored for an optimizer, whose keys are all `chosen` or not; None for other objects."""
-        default = _default_device()
-        return _optimizers.plan(value, state, stored, path, source, chosen, default, self._cast)
+        default, overlap = _default_device(), self._grown is not None
+        return _optimizers.plan(
+            value, state, stored, path, source, chosen, default, self._cast, overlap
+        )
 
     def give_back(self, value: Any, state: Any) -> None:
         """Calls `load_state_dict`; a module takes over the fresh tensors, and keeps its others.
