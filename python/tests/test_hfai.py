@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import collections
+import decimal
+import enum
 import hashlib
 import inspect
 import json
 import pickle
 import shutil
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +323,36 @@ def test_save_refuses_what_the_original_refuses(one_rank: None, tmp_path: Path) 
     with pytest.raises(InvalidArgumentError, match=r"sparse"):
         varve.hfai.save(path, net, None, {"t": torch.eye(3).to_sparse()})
     assert not path.exists()
+
+
+class Stage(enum.Enum):
+    WARMUP = 1
+
+
+Range = collections.namedtuple("Range", ["first", "last"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Stage.WARMUP,
+        Range(1, 2),
+        collections.deque([1]),
+        decimal.Decimal("0.1"),
+        uuid.UUID(int=3),
+        (1, [{"deep": {Stage.WARMUP}}]),
+        {Stage.WARMUP: 1},
+        Range(torch.ones(1), 2),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_objects_of_other_classes_are_refused_by_name(
+    value: Any, one_rank: None, tmp_path: Path
+) -> None:
+    # A part has plain values in their place: the script that resumes would get a tuple, a text, a list.
+    with pytest.raises(InvalidArgumentError, match=r'"where(\.is.*)?" holds a [\w.]+: '):
+        varve.hfai.save(tmp_path / "x.pt", nn.Linear(2, 2), None, {"where": {"is": value}})
+    assert not (tmp_path / "x.pt").exists()
 
 
 def test_save_keeps_every_plain_type_and_torch_loads_it(one_rank: None, tmp_path: Path) -> None:

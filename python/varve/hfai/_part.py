@@ -9,7 +9,7 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from varve import _core
+from varve import _classes, _core
 from varve._engine import Gathered, collector_at_rest
 from varve._values import TensorLeaf
 from varve.errors import InvalidArgumentError
@@ -21,6 +21,11 @@ VERSION = "2.0.0"
 
 #: Tensors, and containers that may hold them. A list of anything else is stored as one value.
 _NESTED = (torch.Tensor, dict, list, tuple)
+
+#: Types of values that hold no others, and of containers of which the parts keep the type.
+_SIMPLE = frozenset((type(None), bool, int, float, complex, str, bytes, bytearray))
+_MAPPINGS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
+_SEQUENCES = (list, tuple, set, frozenset)
 
 #: Keys of a part that are not the caller's.
 RESERVED = ("model", "optimizer", "__nshards__", "__version__")
@@ -79,6 +84,7 @@ class PartBuilder:
                 self._optimizer(f"optimizer.{i}", o) for i, o in enumerate(optimizers)
             ]
             if self._rank == 0:
+                _check_classes(list(others), "others")
                 for key, value in others.items():
                     part[key] = self._leafed(value, str(key))
             encoded = _core.encode_value(part, "", False)
@@ -133,6 +139,7 @@ class PartBuilder:
         if isinstance(value, torch.Tensor):
             return self._leaf(value, name)
         if type(value) in (dict, collections.OrderedDict, collections.defaultdict):
+            _check_classes(list(value), name)
             items = {key: self._leafed(item, f"{name}.{key}") for key, item in value.items()}
             if type(value) is collections.defaultdict:
                 return collections.defaultdict(value.default_factory, items)
@@ -141,6 +148,7 @@ class PartBuilder:
             return type(value)(self._leafed(item, f"{name}.{i}") for i, item in enumerate(value))
         self._take_name(name)
         _core.encode_value(value, name, False)  # Alone, so that an error has its name.
+        _check_classes(value, name)
         return value
 
     def _take_name(self, name: str) -> None:
@@ -160,6 +168,23 @@ class PartBuilder:
         self._arrays.add_sources(self.gathered, f"{self._file}: {name}", tensor)
         self._count += 1
         return TensorLeaf(str(self._count - 1))
+
+
+def _check_classes(value: Any, name: str) -> None:
+    """Refuses objects that only their class makes: a part would have a plain value in their place."""
+    kind = type(value)
+    if kind in _SIMPLE:
+        return
+    if kind in _MAPPINGS or kind in _SEQUENCES:
+        items = [*value, *value.values()] if kind in _MAPPINGS else value
+        if not _SIMPLE.issuperset(map(type, items)):
+            for item in items:
+                _check_classes(item, name)
+    elif _classes.parts(value, name, False) is not None:
+        raise InvalidArgumentError(
+            f'"{name}" holds a {kind.__module__}.{kind.__qualname__}: a file of hfai has plain values alone, and a load '
+            "would give another type. Make it one of Python's own types, or save with varve.torch.save"
+        )
 
 
 def _check_plain(tensor: torch.Tensor, name: str) -> None:
