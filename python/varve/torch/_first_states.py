@@ -22,7 +22,7 @@ from varve.torch import _wrapped
 from varve.torch._shards import NUMBERS, PLAIN, dtensor_around, is_dtensor, is_shard
 
 #: Keys of states whose tensors are single numbers.
-_NUMBERS = frozenset(("step", "eta", "mu"))
+_NUMBERS = frozenset(("step", "eta", "mu", "mu_product"))
 
 _DTYPE_NAMES = {number: str(dtype).removeprefix("torch.") for dtype, number in NUMBERS.items()}
 
