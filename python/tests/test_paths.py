@@ -158,16 +158,25 @@ def test_dot_dot_leads_where_the_file_system_says(here: Path) -> None:
 
 def test_a_working_directory_that_was_removed_is_named_as_the_cause(here: Path) -> None:
     (here / "gone").mkdir()
+    calls = [
+        "varve.save({'w': numpy.ones(1)}, 'ck')",
+        "varve.torch.save(state, 'ck')",
+        "varve.torch.load(state, 'ck')",
+        "dcp.save(state, checkpoint_id='ck')",
+        "dcp.load(state, checkpoint_id='ck')",
+    ]
     script = (
-        "import os, varve, numpy\n"
+        "import os, numpy, torch, varve.torch\n"
+        "from varve.torch import dcp\n"
+        "state = {'w': torch.ones(1)}\n"
         "os.chdir('gone'); os.rmdir('../gone')\n"
-        "try:\n    varve.save({'w': numpy.ones(1)}, 'ck')\n"
-        "except varve.UnavailableError as error:\n    print(error)\n"
+        f"for call in {calls}:\n"
+        "    try:\n        eval(call)\n"
+        "    except varve.UnavailableError as error:\n        print(error)\n"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=here
-    )
-    assert "working directory" in ran.stdout
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=here)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("working directory") == len(calls)
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9", b"\xff\xfe-1", "Umläut-日本".encode()])

@@ -181,9 +181,12 @@ def name_of(verb: str, path: Any) -> str:
     Raises nothing, also for an object that is no path: the call itself reports that.
     """
     try:
-        return f"{verb} {os.path.basename(os.path.abspath(os.fsdecode(path)))}"
+        name = os.fsdecode(path)
+        return f"{verb} {os.path.basename(os.path.abspath(name))}"
     except (TypeError, ValueError):
         return f"{verb} {_arguments.shown(path)}"
+    except OSError:  # The working directory was removed, here if not on other ranks.
+        return f"{verb} {os.path.basename(os.path.normpath(name))}"
 
 
 def make_background(
