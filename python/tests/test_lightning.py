@@ -266,6 +266,7 @@ def test_a_failed_save_is_raised_on_all_ranks(strategy: str, epochs: int, tmp_pa
     options = {"strategy": strategy, "enable_version_counter": False}
     raised = run_ranks(2, failure_of_a_save, str(tmp_path), epochs, options)
     assert all("epoch=1.ckpt" in text for text in raised), raised
+    assert all(text.startswith("PreconditionError") for text in raised), raised
 
 
 def test_a_name_that_is_being_saved_counts_as_taken(tmp_path: Path) -> None:

@@ -21,11 +21,12 @@ from torch.distributed.checkpoint.state_dict import (
 
 import varve.torch
 from varve._engine import is_remote, path_text
-from varve.errors import CorruptCheckpointError, UnavailableError
+from varve.errors import CorruptCheckpointError
 from varve.integrations._newest import none_is_good, warn_of, whole_in
 from varve.integrations._ranks import by_rank_0, load_own_or_first
 from varve.integrations._saves import LazyStager, Saves, failed_in_the_call, is_awaited
 from varve.integrations._staging import Staging, checked, choose
+from varve.torch._failures import raised_again
 
 
 def rekey(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -85,12 +86,14 @@ class InBackground:
 def raise_failure(saves: Saves, strategy: Any) -> None:
     """Raises, on all ranks, the failure of an earlier save that rank 0 knows of."""
     failure = saves.take_failure() if strategy.is_global_zero else None
-    text = strategy.broadcast(None if failure is None else str(failure))
+    # An error of the same class for the other ranks, as a script on all ranks may catch it.
+    told = failure and raised_again(f"an earlier save has failed on rank 0: {failure}", failure)
+    told = strategy.broadcast(told)
     if failure is not None:
         raise failure
-    if text is not None:
+    if told is not None:
         saves.take_failure()  # The same one, where all ranks save.
-        raise UnavailableError(f"an earlier save has failed on rank 0: {text}", rank=0)
+        raise told
 
 
 class _Sharded(InBackground):
