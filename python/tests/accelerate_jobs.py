@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,23 @@ def two_epochs(
     losses = loop.epoch()
     loop.checkpoints.wait()
     return losses, loop.weights()
+
+
+def save_without_temporary_directory_on_rank_1(rank: int, size: int, path: str) -> str:
+    """Saves while rank 1 has none, then again while it has one; returns what the first save raises."""
+    as_rank(rank, size)
+    loop = Loop()
+    mine = tempfile.gettempdir()
+    tempfile.tempdir = f"{path}/gone" if rank == 1 else mine
+    raised = "nothing"
+    try:
+        loop.checkpoints.save_state(f"{path}/one")
+    except varve.Error as error:
+        raised = f"{type(error).__name__}: {error}"
+    tempfile.tempdir = mine
+    loop.checkpoints.save_state(f"{path}/two")
+    loop.checkpoints.close()
+    return raised
 
 
 def die_in_the_second_save(rank: int, size: int, project: str) -> None:

@@ -22,6 +22,7 @@ from accelerate_jobs import (
     load_sharded,
     resume,
     save_sharded,
+    save_without_temporary_directory_on_rank_1,
     through_fsdp_functions,
     two_epochs,
 )
@@ -218,6 +219,17 @@ def test_two_ranks_resume_with_equal_losses_and_one_rank_with_the_same_batches(
     assert len(model) == 1
     ((alone, _),) = run_ranks(1, two_epochs, path, False, True, {**still, "batch": 8})
     assert alone[0] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_temporary_directory_that_one_rank_lacks_fails_the_save_on_all(tmp_path: Path) -> None:
+    raised = run_ranks(2, save_without_temporary_directory_on_rank_1, str(tmp_path))
+    assert all(
+        text.startswith("UnavailableError") and "rank 1" in text and "gone" in text
+        for text in raised
+    ), raised
+    states = {entry.name: entry.state for entry in varve.list_checkpoints(tmp_path)}
+    assert states == {"one": "failed", "two": "whole"}
 
 
 @pytest.mark.slow

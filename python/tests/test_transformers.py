@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -300,6 +301,23 @@ def test_a_failed_save_is_raised_or_logged_and_removes_nothing(
         assert checkpoints(tmp_path) == ["checkpoint-8"]
         assert "checkpoint-4" in caplog.text
     assert mine.read_text() == "mine"
+
+
+def test_a_temporary_directory_that_is_gone_is_a_failed_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(varve.Error, match="gone"):
+        trainer_of(tmp_path / "raise", 8).train()
+
+    class Mend(TrainerCallback):
+        def on_save(self, *arguments: Any, **kwargs: Any) -> None:
+            (tmp_path / "gone").mkdir(exist_ok=True)
+
+    options = {"callbacks": [Mend()]}
+    with pytest.warns(RuntimeWarning, match="gone"):
+        trainer_of(tmp_path / "log", 8, saving=VarveSaving("log"), trainer=options).train()
+    assert checkpoints(tmp_path / "log") == ["checkpoint-8"] and "gone" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import varve.torch
 from varve._engine import path_text
+from varve._manage._os_errors import as_error
 from varve.errors import STAGER_LOST, Error, InvalidArgumentError
 from varve.integrations import _hf_folders
 from varve.integrations._staging import Staging, checked, choose
@@ -65,6 +67,35 @@ class VarveSaving:
         if self.upload_to is None:
             return None
         return os.path.join(path_text(self.upload_to), os.path.basename(path))
+
+
+#: What a rank gives to a save: its state, and on rank 0 files.
+Content = tuple[dict[str, Any], dict[str, bytes] | None]
+
+
+class _Failed:
+    """Part of a state that could not be made: the save meets its error, and fails on all ranks."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def state_dict(self) -> Any:
+        raise self._error
+
+    def load_state_dict(self, state: Any) -> None:
+        raise NotImplementedError
+
+
+def prepared(make: Callable[[], Content]) -> Content:
+    """Returns what `make` returns; where that fails on this rank, content whose save fails so on all ranks."""
+    try:
+        return make()
+    except Exception as error:
+        failure = error
+        if isinstance(error, OSError) and not isinstance(error, Error):
+            temporary = tempfile.tempdir or "TMPDIR"
+            failure = as_error(f"prepare the files of the save (in {temporary})", error)
+        return {"failed": _Failed(failure)}, None
 
 
 class Saves:

@@ -43,7 +43,7 @@ import varve.torch
 import varve.torch.dcp
 from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.integrations import _contract, _hf_folders, _hf_random
-from varve.integrations._hf_saves import Saves, VarveSaving
+from varve.integrations._hf_saves import Content, Saves, VarveSaving, prepared
 from varve.integrations._ranks import by_rank_0, load_own_or_first
 
 try:
@@ -184,18 +184,23 @@ class VarveCheckpoints:
             )
         else:
             path = os.path.abspath(os.path.expanduser(os.fspath(output_dir)))
-        with tempfile.TemporaryDirectory(prefix="varve-") as hooks:
-            state = self._state(hooks)
-            files = _hf_folders.files_in(hooks)
         first: bool = accelerator.process_index == 0
-        if first:
-            _hf_folders.clear_way(path, [])
+
+        def content() -> Content:
+            with tempfile.TemporaryDirectory(prefix="varve-") as hooks:
+                state = self._state(hooks)
+                files = _hf_folders.files_in(hooks)
+            if first:
+                _hf_folders.clear_way(path, [])
+            return state, files if first else None
+
+        state, files = prepared(content)
         handle = self._saves.begin(
             state,
             path,
             self.saving,
             optimizers=accelerator._optimizers,
-            files=files if first else None,
+            files=files,
             overwrite="damaged" if automatic else True,
         )
         if first and automatic:

@@ -38,7 +38,7 @@ import varve
 import varve.torch
 from varve.errors import CorruptCheckpointError, UnsupportedError
 from varve.integrations import _contract, _hf_folders, _hf_model, _hf_random, _hf_stock
-from varve.integrations._hf_saves import Saves, VarveSaving
+from varve.integrations._hf_saves import Content, Saves, VarveSaving, prepared
 from varve.integrations._ranks import by_rank_0, load_own_or_first
 from varve.integrations._removal import remove_unless_held
 
@@ -202,16 +202,10 @@ class VarveTrainerMixin:
         path = os.path.abspath(folder)
         if self.state.best_global_step == step:
             self.state.best_model_checkpoint = folder
-        state, index = self._varve_state()
         first = self.args.process_index == 0
-        files = self._varve_files(index) if first else None
         if self.args.enable_jit_checkpoint and self.args.world_size > 1:
             torch.distributed.barrier()  # Every rank's callback has put its sentinel there.
-        if first:
-            model_only = self.args.save_only_model
-            _hf_folders.clear_way(
-                path, [_hf_stock.SENTINEL], lambda path: _hf_stock.why_half(path, model_only)
-            )
+        state, files = prepared(lambda: self._varve_content(path))
         self._varve_saves.begin(
             state,
             path,
@@ -225,6 +219,18 @@ class VarveTrainerMixin:
             keep = [path] if best is None else [path, os.path.abspath(best)]
             limit = self._varve_limit(folder)
             self._varve_saves.rotate_after(path, os.path.abspath(run), _PREFIX, limit, keep)
+
+    def _varve_content(self, path: str) -> Content:
+        """Returns what this rank saves as `path`; rank 0 makes way for it."""
+        state, index = self._varve_state()
+        if self.args.process_index != 0:
+            return state, None
+        files = self._varve_files(index)
+        model_only = self.args.save_only_model
+        _hf_folders.clear_way(
+            path, [_hf_stock.SENTINEL], lambda path: _hf_stock.why_half(path, model_only)
+        )
+        return state, files
 
     def _varve_limit(self, newest: str) -> int | None:
         """Returns how many checkpoints to keep. The newest and the best always stay."""
