@@ -263,6 +263,19 @@ def test_state_of_the_optimizer_itself_is_kept_beside_that_of_parameters(tmp_pat
     assert bits(resumed.state_dict()) == bits(optimizer.state_dict())
 
 
+def test_the_state_of_sgd_is_no_state_of_an_optimizer_that_counts_its_steps(tmp_path: Path) -> None:
+    saved, model = network(), network()
+    optimizer = torch.optim.SGD(saved.parameters(), lr=0.1, momentum=0.9)
+    step(saved, optimizer)
+    varve.torch.save({"model": saved, "optim": optimizer}, tmp_path / "c")
+    fresh = torch.optim.AdamW(model.parameters())
+    report = varve.torch.load({"model": model, "optim": fresh}, tmp_path / "c", strict=False)
+    assert "optim.state.0 (stored without a step, wanted the state of a AdamW)" in report.mismatched
+    assert not fresh.state
+    assert bits(model.state_dict()) == bits(saved.state_dict())
+    step(model, fresh)
+
+
 @pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adafactor])
 def test_moments_in_other_shapes_than_the_parameters_are_refused_before_the_first_step(
     make: Make, tmp_path: Path

@@ -24,6 +24,28 @@ from varve.torch._shards import NUMBERS, PLAIN, dtensor_around, is_dtensor, is_s
 #: Keys of states whose tensors are single numbers.
 _NUMBERS = frozenset(("step", "eta", "mu", "mu_product"))
 
+#: torch's optimizers whose `load_state_dict` needs the step of every state.
+_COUNTING = tuple(
+    getattr(torch.optim, name)
+    for name in (
+        [
+            "Adadelta",
+            "Adafactor",
+            "Adagrad",
+            "Adam",
+            "AdamW",
+            "Adamax",
+            "ASGD",
+            "NAdam",
+            "RAdam",
+            "RMSprop",
+            "Rprop",
+            "SparseAdam",
+        ]
+    )
+    if hasattr(torch.optim, name)
+)
+
 _DTYPE_NAMES = {number: str(dtype).removeprefix("torch.") for dtype, number in NUMBERS.items()}
 
 _PLAIN = "a plain tensor"
@@ -70,6 +92,13 @@ class FirstStates:
         not known.
         """
         there = present if isinstance(present, Mapping) else {}
+        if not there and not self._adapts and self._lacks_step(entry.stored):
+            self._other_classes = True
+            kind = type(self._optimizer).__name__
+            entry.unlike.append(
+                f"{entry.name} (stored without a step, wanted the state of a {kind})"
+            )
+            return
         wrapped: dict[str, Any] = {}
         for key, leaf in _tensors(entry.stored):
             name = f"{entry.name}.{key}"
@@ -183,6 +212,10 @@ class FirstStates:
             return ""
         wanted = here or self._of_torch(parameter) or ""
         return "" if wanted == _PLAIN else wanted
+
+    def _lacks_step(self, stored: Any) -> bool:
+        counts = self._author == "torch" and isinstance(self._optimizer, _COUNTING)
+        return counts and isinstance(stored, Mapping) and bool(stored) and "step" not in stored
 
     def _other_sizes(self, entry: Entry, key: Any, name: str) -> str:
         """Returns how the shape of a stored tensor is none that torch's optimizer makes; "" where it may be one."""
