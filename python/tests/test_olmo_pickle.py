@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import varve.torch
-from varve.errors import InvalidArgumentError
+from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.olmo._pickle import write
 
 
@@ -92,3 +92,15 @@ def test_an_older_file_is_replaced_in_one_step(tmp_path: Path) -> None:
         write(path, {"seed": 1, "step": lambda: 3})
     assert torch.load(path) == {"step": 2}
     assert [entry.name for entry in tmp_path.iterdir()] == ["train.pt"]
+
+
+def test_what_no_load_here_makes_is_warned_of_when_it_is_written(tmp_path: Path) -> None:
+    state = {"step": 7, "queue": deque([1]), "tensor": torch.ones(2)}
+    with pytest.warns(
+        UserWarning, match=r"will not load: train\.pt: .* collections\.deque, in \"queue\""
+    ):
+        write(tmp_path / "train.pt", state)
+    opened = torch.load(tmp_path / "train.pt", weights_only=False)
+    assert (opened["step"], opened["queue"]) == (7, deque([1]))
+    with pytest.raises(UnsupportedError, match=r"collections\.deque"):
+        varve.torch.read(tmp_path / "train.pt")

@@ -131,7 +131,8 @@ class Checkpointer(metaclass=ABCMeta):
                 are written in `TMPDIR`, uploaded, and removed there.
             dist_model: The wrapped model.
             optim: Made from the wrapped model's parameters.
-            train_state: Anything that torch.save can store; each rank's own.
+            train_state: Anything that torch.save can store; each rank's own. A warning names classes that
+                `restore_checkpoint` would refuse.
             upload_to: A directory, as a rule a remote one ("s3://bucket/run/step100"), that gets a copy of all
                 files, `config.yaml` last. The call returns when both are durable.
             trainer_state: Another name of `train_state`.

@@ -6,6 +6,7 @@
   2. The engine writes the pickle and the storages as the records of a zip file, under a hidden name and
      durably. It copies the storages in blocks, sums each one on the way, and Ctrl-C ends it.
   3. The file takes its name in one step: it is whole or absent at any time.
+  4. The plain values are read back. What this package would refuse to load, as it runs no pickle, is warned of.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from typing import Any, ClassVar
 import torch
 
 from varve import _core
-from varve.errors import InvalidArgumentError
+from varve._plain_values import plain_values
+from varve._warn import warn
+from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.olmo._errors import NotPicklableError
 from varve.torch._devices import cuda_of, on_host
 
@@ -185,7 +188,16 @@ def write(path: Path, state: Any, modules: Mapping[str, str] = OLDEST) -> Path:
         part.unlink(missing_ok=True)
         raise
     sync(path.parent)
+    _warn_of_classes(path)
     return path
+
+
+def _warn_of_classes(path: Path) -> None:
+    reader = _core.Reader(str(path))
+    try:
+        plain_values(reader, path.name, reader.object_names(), False)
+    except UnsupportedError as error:
+        warn(f"a file is written that Varve will not load: {error}", UserWarning)
 
 
 def _culprit(state: Any) -> str:
