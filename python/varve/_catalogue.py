@@ -69,6 +69,17 @@ def relisted(directory: _Path, entry: _core.CheckpointEntry) -> _core.Checkpoint
     return next((one for one in list_checkpoints(path) if one.name == entry.name), entry)
 
 
+def names_in(folder: str) -> list[str]:
+    """Returns the names in a local folder; none where there is no folder.
+
+    Raises OSError for one that does not answer: it is not taken for one without checkpoints.
+    """
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def files_lost(path: str) -> str | None:
     """Returns why a directory is a checkpoint that has lost its index and data; None for any other, and remote names.
 

@@ -53,18 +53,30 @@ Status ForNames(std::size_t count, const std::function<Status(std::size_t)>& one
   return RunThreadsWhereSlow(count, 16, std::chrono::microseconds(100), one);
 }
 
-/// Returns what a name in an open directory is; nothing where there is none any more.
-std::optional<DirectoryEntry> EntryOf(int directory, const std::string& name) {
+/// Returns true for the errors of a link's target that is not there, or not for this user.
+bool LeadsNowhere(int error) {
+  return error == ENOENT || error == ENOTDIR || error == ELOOP || error == EACCES ||
+         error == ENAMETOOLONG;
+}
+
+/// Finds out what a name in an open directory is; leaves `entry` empty where there is none any more.
+/// Any other failure is one of the listing: without this name a reader would take an older step.
+Status Look(int fd, const std::string& directory, const std::string& name,
+            std::optional<DirectoryEntry>* entry) {
   struct stat info{};
-  if (::fstatat(directory, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
-    return std::nullopt;
+  if (::fstatat(fd, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+    return errno == ENOENT ? Status::Ok()
+                           : ErrnoStatus("look at", JoinPath(directory, name), errno);
   }
   const bool is_link = S_ISLNK(info.st_mode);
-  if (is_link && ::fstatat(directory, name.c_str(), &info, 0) != 0) {
-    return DirectoryEntry{.name = name, .is_link = true};  // It leads to nothing.
+  if (is_link && ::fstatat(fd, name.c_str(), &info, 0) != 0) {
+    *entry = {.name = name, .is_link = true};
+    return LeadsNowhere(errno) ? Status::Ok()
+                               : ErrnoStatus("follow", JoinPath(directory, name), errno);
   }
-  return DirectoryEntry{name, S_ISDIR(info.st_mode), static_cast<std::uint64_t>(info.st_size),
-                        info.st_mtim.tv_sec * 1'000'000'000 + info.st_mtim.tv_nsec, is_link};
+  *entry = {name, S_ISDIR(info.st_mode), static_cast<std::uint64_t>(info.st_size),
+            info.st_mtim.tv_sec * 1'000'000'000 + info.st_mtim.tv_nsec, is_link};
+  return Status::Ok();
 }
 
 /// Returns true for the errors of link(2) that mean "not this file, or not there": another file
@@ -153,8 +165,7 @@ class PosixStorageImpl final : public Storage {
     }
     std::vector<std::optional<DirectoryEntry>> found(names.size());
     VARVE_RETURN_IF_ERROR(ForNames(names.size(), [&](std::size_t i) {
-      found[i] = EntryOf(fd.get(), names[i]);
-      return Status::Ok();
+      return Look(fd.get(), directory, names[i], &found[i]);
     }));
     std::vector<DirectoryEntry> entries;
     for (std::optional<DirectoryEntry>& entry : found) {

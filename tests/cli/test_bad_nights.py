@@ -219,3 +219,26 @@ def test_a_dry_run_needs_no_permission_to_write(run_as_other: Any, open_folder: 
     finally:
         open_folder.chmod(0o755)
     assert len(varve.steps(open_folder)) == 3
+
+
+def test_a_step_that_the_file_system_does_not_answer_for_is_an_error_and_not_an_older_step(
+    run: Any, steps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "no_answer.c"
+    source.write_text(
+        "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <errno.h>\n#include <string.h>\n"
+        "#include <sys/stat.h>\nint fstatat(int at, const char* name, struct stat* info, int flags) {\n"
+        f'  if (strcmp(name, "{STEPS[-1]}") == 0) {{ errno = EIO; return -1; }}\n'
+        '  int (*real)(int, const char*, struct stat*, int) = dlsym(RTLD_NEXT, "fstatat");\n'
+        "  return real(at, name, info, flags);\n}\n"
+    )
+    library = tmp_path / "no_answer.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    for arguments in (["latest", steps], ["ls", steps], ["prune", "--keep", "last=1", steps]):
+        error = run(*arguments, code=2).stderr
+        assert STEPS[-1] in error
+        assert "Input/output error" in error
+    monkeypatch.delenv("LD_PRELOAD")
+    assert run("latest", steps).stdout.strip().endswith(STEPS[-1])
+    assert sorted(path.name for path in steps.glob("step-*")) == STEPS

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection
 
 import varve
-from varve._catalogue import damages_left, relisted, unread
+from varve._catalogue import damages_left, names_in, relisted, unread
 from varve._core import manage
 from varve._engine import local_path_text
 from varve._warn import warn
@@ -41,7 +41,7 @@ def is_varves(path: str | os.PathLike[str]) -> bool:
 def numbered(folder: str, prefix: str) -> list[tuple[int, str]]:
     """Returns the directories PREFIXn in a folder with their n, the highest first."""
     found = []
-    for name in os.listdir(folder) if os.path.isdir(folder) else []:
+    for name in names_in(folder):
         digits = name.removeprefix(prefix)
         path = os.path.join(folder, name)
         if name.startswith(prefix) and digits.isdecimal() and os.path.isdir(path):
@@ -92,7 +92,7 @@ def newest_good(
 def _listed(folder: str) -> dict[str, varve.CheckpointEntry]:
     """Returns the entries of a directory by name; of several with one name, the whole one."""
     entries: dict[str, varve.CheckpointEntry] = {}
-    if not os.path.isdir(folder):
+    if not names_in(folder):
         return entries
     for entry in varve.list_checkpoints(folder):
         if entry.name not in entries or entry.state == "whole":

@@ -7,7 +7,7 @@ import math
 import os
 
 import varve
-from varve._catalogue import damages_left, files_lost, mended, unread
+from varve._catalogue import damages_left, files_lost, mended, names_in, unread
 from varve._engine import is_remote, path_text
 from varve.errors import (
     CheckpointNotFoundError,
@@ -46,7 +46,7 @@ def checkpoints_in(folder: str | os.PathLike[str], mends: bool = False) -> list[
 def _names_in(folder: str) -> list[str]:
     """Returns what a folder holds; of an object store the checkpoints alone."""
     if not is_remote(folder):
-        return os.listdir(folder) if os.path.isdir(folder) else []
+        return names_in(folder)
     try:
         return [entry.name for entry in varve.list_checkpoints(folder)]
     except CheckpointNotFoundError:  # Nothing has this prefix yet.

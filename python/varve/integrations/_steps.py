@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import varve
-from varve._catalogue import files_lost, relisted, unread
+from varve._catalogue import files_lost, names_in, relisted, unread
 from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error
 from varve.integrations._ranks import rank_of_job
 from varve.integrations._removal import remove_unless_held
@@ -47,7 +47,7 @@ def whole_steps(folder: str) -> list[str]:
             raise error
     reasons = {entry.name: f"it is {entry.state} ({entry.detail})" for entry in others}
     damaged = {entry.name: entry.detail for entry in others if entry.state == "damaged"}
-    for name in os.listdir(folder) if os.path.isdir(folder) else []:
+    for name in names_in(folder):
         if _STEP.fullmatch(name) and name not in steps:
             lost = files_lost(os.path.join(folder, name))
             reasons[name] = lost or "it holds no checkpoint"
