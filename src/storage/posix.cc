@@ -59,14 +59,16 @@ bool LeadsNowhere(int error) {
          error == ENAMETOOLONG;
 }
 
-/// Finds out what a name in an open directory is; leaves `entry` empty where there is none any more.
-/// Any other failure is one of the listing: without this name a reader would take an older step.
+/// Finds out what a name in an open directory is; leaves `entry` empty where there is none any more,
+/// or it is another user's mount. Any other failure is one of the listing: without this name a reader
+/// would take an older step.
 Status Look(int fd, const std::string& directory, const std::string& name,
             std::optional<DirectoryEntry>* entry) {
   struct stat info{};
   if (::fstatat(fd, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
-    return errno == ENOENT ? Status::Ok()
-                           : ErrnoStatus("look at", JoinPath(directory, name), errno);
+    return errno == ENOENT || errno == EACCES
+               ? Status::Ok()
+               : ErrnoStatus("look at", JoinPath(directory, name), errno);
   }
   const bool is_link = S_ISLNK(info.st_mode);
   if (is_link && ::fstatat(fd, name.c_str(), &info, 0) != 0) {
