@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -81,24 +82,21 @@ def test_other_flags_mean_all_sources(
     assert tidy.select(whole=False) == EVERYTHING
 
 
-def test_a_finding_is_at_its_place_in_its_own_source(
-    tidy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tidy, "JOINED", tmp_path / "joined")
-    (tmp_path / "src/base/d.cc").write_text("int a;\nusing Unused = bool;\nint d = Lacking();\n")
-    unit = tidy.Unit(["-std=c++20", "-Isrc", "-Iinclude"], ["src/base/b.cc", "src/base/d.cc"])
+def beside_b(tidy: ModuleType, root: Path, text: str) -> Any:
+    """Returns b.cc and, with this text, d.cc as one unit."""
+    tidy.JOINED = root / "joined"
+    (root / "src/base/d.cc").write_text(text)
+    return tidy.Unit(["-std=c++20", "-Isrc", "-Iinclude"], ["src/base/b.cc", "src/base/d.cc"])
+
+
+def test_a_finding_is_at_its_place_in_its_own_source(tidy: ModuleType, tmp_path: Path) -> None:
+    unit = beside_b(tidy, tmp_path, "int a;\nusing Unused = bool;\nint d = Lacking();\n")
     found = tidy.check(unit, set())
     assert any(line.startswith("src/base/d.cc:3:9: error: ") for line in found), found
 
 
-def test_an_include_that_a_source_before_it_has_is_wanted(
-    tidy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tidy, "JOINED", tmp_path / "joined")
-    (tmp_path / "src/base/d.cc").write_text("std::vector<int> d;\n")
-    unit = tidy.Unit(["-std=c++20", "-Isrc", "-Iinclude"], ["src/base/b.cc", "src/base/d.cc"])
+def test_an_include_that_a_source_before_it_has_is_wanted(tidy: ModuleType, tmp_path: Path) -> None:
+    unit = beside_b(tidy, tmp_path, "std::vector<int> d;\n")
     assert tidy.check(unit, set()) == []
     found = tidy.check(unit, {"src/base/d.cc"})
-    assert found[0].startswith("src/base/d.cc:1:1: error: use of undeclared identifier 'std'"), (
-        found
-    )
+    assert found[0].startswith("src/base/d.cc:1:1: error: use of undeclared identifier 'std'")

@@ -5,6 +5,10 @@
     tidy.py --all      every source; before a release
     tidy.py --record   as without; then notes the tree of HEAD as checked, if nothing was found
 
+tests/tidy/checked_tree names that tree (a git tree, which commits that are written anew keep) and what
+configured clang-tidy then. Where the clone does not have the tree, or the configuration differs, every
+source is checked.
+
 clang-tidy reads the sources of a folder one after the other in one file: nine sources then take the time
 of four, for most of it goes into the headers that they share. It says nothing of an include that a source
 lacks and one before it has; so the compiler looks at each of the sources by itself as well.
