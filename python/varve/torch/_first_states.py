@@ -25,25 +25,19 @@ from varve.torch._shards import NUMBERS, PLAIN, dtensor_around, is_dtensor, is_s
 _NUMBERS = frozenset(("step", "eta", "mu", "mu_product"))
 
 #: torch's optimizers whose `load_state_dict` needs the step of every state.
-_COUNTING = tuple(
-    getattr(torch.optim, name)
-    for name in (
-        [
-            "Adadelta",
-            "Adafactor",
-            "Adagrad",
-            "Adam",
-            "AdamW",
-            "Adamax",
-            "ASGD",
-            "NAdam",
-            "RAdam",
-            "RMSprop",
-            "Rprop",
-            "SparseAdam",
-        ]
-    )
-    if hasattr(torch.optim, name)
+_COUNTING = (
+    torch.optim.Adadelta,
+    torch.optim.Adafactor,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.Adamax,
+    torch.optim.AdamW,
+    torch.optim.ASGD,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.SparseAdam,
 )
 
 _DTYPE_NAMES = {number: str(dtype).removeprefix("torch.") for dtype, number in NUMBERS.items()}
@@ -95,9 +89,7 @@ class FirstStates:
         if not there and not self._adapts and self._lacks_step(entry.stored):
             self._other_classes = True
             kind = type(self._optimizer).__name__
-            entry.unlike.append(
-                f"{entry.name} (stored without a step, wanted the state of a {kind})"
-            )
+            entry.unlike.append(f"{entry.name} (stored without a step, wanted the state of {kind})")
             return
         wrapped: dict[str, Any] = {}
         for key, leaf in _tensors(entry.stored):
@@ -214,6 +206,7 @@ class FirstStates:
         return "" if wanted == _PLAIN else wanted
 
     def _lacks_step(self, stored: Any) -> bool:
+        """Returns True for a stored state that this optimizer's `load_state_dict` could not take."""
         counts = self._author == "torch" and isinstance(self._optimizer, _COUNTING)
         return counts and isinstance(stored, Mapping) and bool(stored) and "step" not in stored
 
