@@ -6,7 +6,7 @@
   2. The engine writes the pickle and the storages as the records of a zip file, under a hidden name and
      durably. It copies the storages in blocks, sums each one on the way, and Ctrl-C ends it.
   3. The file takes its name in one step: it is whole or absent at any time.
-  4. The plain values are read back. What this package would refuse to load, as it runs no pickle, is warned of.
+  4. The plain values are read back. A warning names objects that a load, which runs no pickle, would refuse.
 """
 
 from __future__ import annotations
@@ -193,8 +193,9 @@ def write(path: Path, state: Any, modules: Mapping[str, str] = OLDEST) -> Path:
 
 
 def _warn_of_classes(path: Path) -> None:
-    reader = _core.Reader(str(path))
+    """Warns where a load refuses the file, which stays: torch.load opens it."""
     try:
+        reader = _core.Reader(str(path))
         plain_values(reader, path.name, reader.object_names(), False)
     except UnsupportedError as error:
         warn(f"a file is written that Varve will not load: {error}", UserWarning)
