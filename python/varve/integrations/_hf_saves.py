@@ -69,12 +69,12 @@ class VarveSaving:
         return os.path.join(path_text(self.upload_to), os.path.basename(path))
 
 
-#: What a rank gives to a save: its state, and on rank 0 files.
+#: The state that a rank saves; and, on rank 0, the files beside it by name.
 Content = tuple[dict[str, Any], dict[str, bytes] | None]
 
 
 class _Failed:
-    """Part of a state that could not be made: the save meets its error, and fails on all ranks."""
+    """Stands for a state that could not be made. The save raises its error, and so fails on all ranks."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -93,8 +93,8 @@ def prepared(make: Callable[[], Content]) -> Content:
     except Exception as error:
         failure = error
         if isinstance(error, OSError) and not isinstance(error, Error):
-            temporary = tempfile.tempdir or "TMPDIR"
-            failure = as_error(f"prepare the files of the save (in {temporary})", error)
+            place = "" if error.filename else f" (in {tempfile.tempdir or 'TMPDIR'})"
+            failure = as_error(f"prepare the files of the save{place}", error)
         return {"failed": _Failed(failure)}, None
 
 
