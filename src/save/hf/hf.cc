@@ -12,7 +12,7 @@
 //     without which the folder is none.
 //
 // Object stores take a file from one writer. There each file is written by a rank that holds all of
-// it (own_files.h): one process, ranks with replicas, whole files of a stage of a pipeline. Where
+// it (holders.h), header included: one process, ranks with replicas, whole files of a stage of a pipeline. Where
 // no rank does, all write pieces first (pieces.h).
 
 #include "catalogue/formats/hf.h"
@@ -32,7 +32,6 @@
 #include "interop/safetensors/encode.h"
 #include "interop/safetensors/hf_checksums.h"
 #include "save/hf/layout.h"
-#include "save/hf/own_files.h"
 #include "save/hf/pieces.h"
 #include "save/hf/place.h"
 #include "save/hf/scatter_file.h"
@@ -87,17 +86,21 @@ std::vector<std::string> NamesOfHf(const SettledSave& settled) {
 
 Result<std::vector<FileSegment>> SegmentsOf(const State& state, const LocalPlan& plan,
                                             const RankAssignment& assignment,
-                                            const HfShare& share) {
-  std::vector<FileSegment> chunks(assignment.chunks.size());
-  for (std::size_t i = 0; i < chunks.size(); ++i) {
-    const ChunkAssignment& chunk = assignment.chunks[i];
+                                            const HfPlacement& placement, const HfShare& share) {
+  std::vector<FileSegment> sources;  // By HfPiece::chunk.
+  sources.reserve(assignment.chunks.size() + placement.own.size());
+  for (const ChunkAssignment& chunk : assignment.chunks) {
     const SourceTensor& source = state.tensors[chunk.item];
-    chunks[i].owner = chunk.item;
+    FileSegment& segment = sources.emplace_back();
+    segment.owner = chunk.item;
     Status status =
         IsProduced(source.source)
             ? InvalidArgument("it is made while it is saved, not in memory")
-            : ReadFrom(source.source, source.dtype, source.box, chunk.BoxIn(plan), &chunks[i]);
+            : ReadFrom(source.source, source.dtype, source.box, chunk.BoxIn(plan), &segment);
     VARVE_RETURN_IF_ERROR(std::move(status).Annotate("tensor \"" + source.fqn + "\""));
+  }
+  for (const HfOwnFile& own : placement.own) {
+    sources.push_back({.literal = AsByteSpan(own.header)});
   }
   std::vector<FileSegment> segments;
   segments.reserve(share.pieces.size() + share.runs.size() + share.fragments.size());
@@ -108,23 +111,13 @@ Result<std::vector<FileSegment>> SegmentsOf(const State& state, const LocalPlan&
       at = to;
     }
   };
-  auto header = share.headers.begin();
-  const auto put_headers = [&](std::uint64_t before) {
-    for (; header != share.headers.end() && header->first < before; ++header) {
-      pad(header->first);
-      segments.push_back({.bytes = header->second.size(), .literal = AsByteSpan(header->second)});
-      at += header->second.size();
-    }
-  };
   for (const HfPiece& piece : share.pieces) {
-    put_headers(piece.image_begin);
     pad(piece.image_begin);
-    FileSegment& segment = segments.emplace_back(chunks[piece.chunk]);
+    FileSegment& segment = segments.emplace_back(sources[piece.chunk]);
     segment.begin = piece.begin;
     segment.bytes = piece.bytes;
     at += piece.bytes;
   }
-  put_headers(share.image_bytes);
   pad(share.image_bytes);
   return segments;
 }
@@ -135,10 +128,8 @@ Result<RankFile> LayOutHf(const State* state, const SettledSave& settled) {
     return LayOutPiece(state, settled);
   }
   const auto placement = std::make_shared<const HfPlacement>(std::move(decoded));
-  const bool own = placement->way == HfWay::kOwnFiles;
   VARVE_ASSIGN_OR_RETURN(HfShare found,
-                         own ? ShareOfOwner(settled.plan(), settled.assignment(), *placement)
-                             : ShareOfRank(settled.plan(), settled.assignment(), *placement));
+                         ShareOfRank(settled.plan(), settled.assignment(), *placement));
   const auto share = std::make_shared<const HfShare>(std::move(found));
   const auto outcome = std::make_shared<ScatterOutcome>();
   const std::uint64_t block_bytes = settled.identity.block_bytes;
@@ -149,19 +140,17 @@ Result<RankFile> LayOutHf(const State* state, const SettledSave& settled) {
   work.block_bytes = block_bytes;
   work.sums = false;  // Its blocks are not the files': the scatter file sums theirs.
   if (state != nullptr) {
-    VARVE_ASSIGN_OR_RETURN(work.segments,
-                           SegmentsOf(*state, settled.plan(), settled.assignment(), *share));
+    VARVE_ASSIGN_OR_RETURN(work.segments, SegmentsOf(*state, settled.plan(), settled.assignment(),
+                                                     *placement, *share));
     work.name_of = [state](std::uint32_t owner) { return state->tensors[owner].fqn; };
   }
   work.keep = placement;  // Has the headers.
   work.open = [share, outcome, block_bytes, placement](
                   Storage& storage, const std::string& directory,
                   bool direct) -> Result<std::unique_ptr<WritableFile>> {
-    if (placement->way == HfWay::kOwnFiles) {
-      return OpenOwnFiles(storage, directory, placement->files, share, block_bytes, outcome);
-    }
-    return OpenScatterFile(storage, directory, placement->files, share, block_bytes, direct,
-                           outcome);
+    const bool shared = placement->way == HfWay::kSharedFiles;
+    return OpenScatterFile(storage, directory, placement->files, share, block_bytes,
+                           {.direct = direct && shared, .shared = shared}, outcome);
   };
   work.finish = [share, outcome, block_bytes](const WrittenSegments&) -> Result<FinishedFile> {
     HfReceipt receipt{

@@ -40,6 +40,15 @@ template void Fields(FieldReader& archive, HfPlacement& placement);
 
 namespace {
 
+/// Bytes of a file that a rank holds, of one piece.
+struct HeldBytes {
+  std::uint32_t file = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::uint32_t chunk = 0;  ///< As HfPiece::chunk, and so `chunk_begin`.
+  std::uint64_t chunk_begin = 0;
+};
+
 /// An element of every fragment begins at a multiple of this in the image, so that no block of the
 /// image cuts one.
 constexpr std::uint64_t kFragmentAlignment = 16;
@@ -79,7 +88,7 @@ std::size_t FirstDimOfRun(const PlannedTensor& tensor, const Box& box) {
 /// Adds the runs of a chunk: its box is as many of them as it has rows that do not lie together in
 /// the tensor.
 void AddHeld(std::uint32_t number, const PlannedTensor& tensor, const Box& box,
-             const HfTensorPlace& place, std::vector<HfHeldBytes>* held) {
+             const HfTensorPlace& place, std::vector<HeldBytes>* held) {
   const std::size_t dims = tensor.shape().size();
   std::vector<std::uint64_t> steps(dims, ItemSize(tensor.dtype()));  // Bytes in the tensor.
   for (std::size_t d = dims; d-- > 1;) {
@@ -116,7 +125,7 @@ class ShareBuilder {
  public:
   explicit ShareBuilder(const HfPlacement& placement) : placement_(placement) {}
 
-  void AddSpan(const HfHeldBytes* first, const HfHeldBytes* last) {
+  void AddSpan(const HeldBytes* first, const HeldBytes* last) {
     const std::uint32_t file = first->file;
     const std::uint64_t begin = first->begin;
     const std::uint64_t end = (last - 1)->end;
@@ -152,13 +161,13 @@ class ShareBuilder {
     std::vector<HfPiece> pieces;
   };
 
-  static void Note(const HfHeldBytes* first, const HfHeldBytes* last, std::uint64_t begin,
+  static void Note(const HeldBytes* first, const HeldBytes* last, std::uint64_t begin,
                    std::uint64_t end, std::vector<Part>* parts) {
     if (begin >= end) {
       return;
     }
     Part part{{first->file, begin, end - begin, 0}, {}};
-    for (const HfHeldBytes* held = first; held != last; ++held) {
+    for (const HeldBytes* held = first; held != last; ++held) {
       const std::uint64_t from = std::max(begin, held->begin);
       const std::uint64_t to = std::min(end, held->end);
       if (from < to) {
@@ -227,29 +236,51 @@ HfFolder LayOutHfFolder(const std::vector<LocalPlan>& plans, const SettledPlan& 
   return folder;
 }
 
-Result<std::vector<HfHeldBytes>> HeldBytesOf(const LocalPlan& plan,
-                                             const RankAssignment& assignment,
-                                             const HfPlacement& placement) {
+namespace {
+
+/// Returns all that a rank holds of the files, by place: of the chunks of its assignment, and the
+/// headers of its own files.
+Result<std::vector<HeldBytes>> HeldBytesOf(const LocalPlan& plan, const RankAssignment& assignment,
+                                           const HfPlacement& placement) {
   const auto bad = [] { return Internal("the places of tensors do not fit the rank's plan"); };
   if (placement.chunks.size() != assignment.chunks.size()) {
     return bad();
   }
-  std::vector<HfHeldBytes> held;
-  for (std::uint32_t i = 0; i < assignment.chunks.size(); ++i) {
-    const ChunkAssignment& chunk = assignment.chunks[i];
-    if (chunk.item >= plan.tensors.size() || placement.chunks[i].file >= placement.files.size()) {
+  std::vector<HeldBytes> held;
+  std::uint32_t number = 0;
+  for (const ChunkAssignment& chunk : assignment.chunks) {
+    const HfTensorPlace& place = placement.chunks[number];
+    if (chunk.item >= plan.tensors.size() || place.file >= placement.files.size()) {
       return bad();
     }
     const Box& box = chunk.BoxIn(plan);
     if (!IsEmpty(box)) {
-      AddHeld(i, plan.tensors[chunk.item], box, placement.chunks[i], &held);
+      AddHeld(number, plan.tensors[chunk.item], box, place, &held);
     }
+    ++number;
   }
-  std::sort(held.begin(), held.end(), [](const HfHeldBytes& a, const HfHeldBytes& b) {
+  for (const HfOwnFile& own : placement.own) {
+    if (own.file >= placement.files.size()) {
+      return bad();
+    }
+    held.push_back({own.file, 0, own.header.size(), number++, 0});
+  }
+  std::sort(held.begin(), held.end(), [](const HeldBytes& a, const HeldBytes& b) {
     return std::tie(a.file, a.begin) < std::tie(b.file, b.begin);
   });
   return held;
 }
+
+/// Returns true where the share is all bytes of the own files, and no others.
+bool FillsOwnFiles(const HfShare& share, const HfPlacement& placement) {
+  return share.fragments.empty() &&
+         std::equal(share.runs.begin(), share.runs.end(), placement.own.begin(),
+                    placement.own.end(), [&](const HfRun& run, const HfOwnFile& own) {
+                      return run.file == own.file && run.bytes == placement.files[own.file].size;
+                    });
+}
+
+}  // namespace
 
 Result<HfShare> ShareOfRank(const LocalPlan& plan, const RankAssignment& assignment,
                             const HfPlacement& placement) {
@@ -264,7 +295,11 @@ Result<HfShare> ShareOfRank(const LocalPlan& plan, const RankAssignment& assignm
     builder.AddSpan(&held[begin], held.data() + end);
     begin = end;
   }
-  return builder.Take();
+  HfShare share = builder.Take();
+  if (placement.way == HfWay::kOwnFiles && !FillsOwnFiles(share, placement)) {
+    return Internal("the chunks of a rank do not fill the files it writes");
+  }
+  return share;
 }
 
 }  // namespace varve

@@ -7,8 +7,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -34,7 +32,7 @@ struct HfTensorPlace {
 /// The ranks that write a file.
 enum class HfWay : std::uint8_t {
   kSharedFiles,  ///< Ranks write their pages into the files, and the coordinator those between.
-  kOwnFiles,     ///< Each file is written by one rank, which holds all of it (own_files.h).
+  kOwnFiles,     ///< Each file is written by one rank, which holds all of it (holders.h).
   kPieces,       ///< Each rank writes what it holds, and then files of what all have (pieces.h).
 };
 
@@ -69,10 +67,11 @@ struct HfFolder {
 HfFolder LayOutHfFolder(const std::vector<LocalPlan>& plans, const SettledPlan& settled,
                         std::uint64_t shard_size);
 
-/// A piece of a chunk: its bytes from `begin` on, and where they are in the rank's image.
+/// A piece of a chunk, or of the header of an own file: its bytes from `begin` on, and where they
+/// are in the rank's image.
 struct HfPiece {
-  std::uint32_t chunk = 0;  ///< Index into RankAssignment::chunks.
-  std::uint64_t begin = 0;  ///< Byte of the packed chunk.
+  std::uint32_t chunk = 0;  ///< Index into RankAssignment::chunks, and behind those into own files.
+  std::uint64_t begin = 0;  ///< Byte of the packed chunk, or of the header.
   std::uint64_t bytes = 0;
   std::uint64_t image_begin = 0;
 };
@@ -91,8 +90,6 @@ struct HfShare {
   std::vector<HfPiece> pieces;   ///< By image_begin.
   std::vector<HfRun> runs;       ///< By image_begin; the last page of a file may be short.
   std::vector<HfRun> fragments;  ///< Likewise; each begins at a multiple of 16.
-  /// The headers of own files, each with its place in the image. Views of the placement.
-  std::vector<std::pair<std::uint64_t, std::string_view>> headers{};
   std::uint64_t fragments_begin = 0;
   std::uint64_t image_bytes = 0;
   [[nodiscard]] std::uint64_t fragment_bytes() const { return image_bytes - fragments_begin; }
@@ -102,23 +99,8 @@ struct HfShare {
 /// columns one for each row.
 std::uint64_t RunsOf(const PlannedTensor& tensor, const Box& box);
 
-/// Bytes of a file that a rank holds, of one chunk and in one piece.
-struct HfHeldBytes {
-  std::uint32_t file = 0;
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-  std::uint32_t chunk = 0;
-  std::uint64_t chunk_begin = 0;
-};
-
-/// Returns all that the chunks of an assignment hold of the files, by place. Errors: as
-/// ShareOfRank.
-Result<std::vector<HfHeldBytes>> HeldBytesOf(const LocalPlan& plan,
-                                             const RankAssignment& assignment,
-                                             const HfPlacement& placement);
-
-/// Finds a rank's share of shared files. Errors: Internal where the placement does not fit the
-/// plan.
+/// Finds a rank's share. Errors: Internal where the placement does not fit the plan, and where the
+/// rank does not hold all of an own file.
 Result<HfShare> ShareOfRank(const LocalPlan& plan, const RankAssignment& assignment,
                             const HfPlacement& placement);
 

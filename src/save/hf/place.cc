@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "interop/safetensors/encode.h"
-#include "save/hf/own_files.h"
+#include "save/hf/holders.h"
 #include "save/hf/pieces.h"
 #include "tensor/box.h"
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <list>
 #include <tuple>
 #include <utility>
 
@@ -45,70 +44,73 @@ void AddSums(std::uint32_t file, std::uint64_t begin, std::span<const std::byte>
 
 namespace {
 
-/// The files of a folder that are written to, of which a few are open at a time. Threads: safe to
-/// call concurrently.
+/// The files of a folder that a rank writes to. The image has all bytes of one before those of the
+/// next, so each is open from its first bytes to its last. Threads: safe to call concurrently.
 class OpenFiles {
  public:
-  OpenFiles(Storage& storage, std::string directory, std::vector<HfFileSize> files, bool direct)
+  OpenFiles(Storage& storage, std::string directory, std::vector<HfFileSize> sizes,
+            const HfShare& share, ScatterOptions options)
       : storage_(storage),
         directory_(std::move(directory)),
-        files_(std::move(files)),
-        direct_(direct) {}
+        sizes_(std::move(sizes)),
+        options_(options),
+        files_(sizes_.size()) {
+    for (const HfRun& run : share.runs) {
+      files_[run.file].missing += run.bytes;
+    }
+  }
 
-  /// Returns a file, open as long as the caller holds it.
   Result<std::shared_ptr<WritableFile>> Acquire(std::uint32_t number) {
     const std::scoped_lock lock(mutex_);
-    for (auto it = open_.begin(); it != open_.end(); ++it) {
-      if (it->number == number) {
-        open_.splice(open_.begin(), open_, it);
-        return it->file;
-      }
+    std::shared_ptr<WritableFile>& file = files_[number].file;
+    if (file == nullptr) {
+      const HfFileSize& wanted = sizes_[number];
+      const WriteOptions how{
+          .size = wanted.size, .direct = options_.direct, .shared = options_.shared};
+      VARVE_ASSIGN_OR_RETURN(file, storage_.OpenForWrite(JoinPath(directory_, wanted.name), how));
     }
-    VARVE_RETURN_IF_ERROR(CloseOldest());
-    const WriteOptions options{.size = files_[number].size, .direct = direct_, .shared = true};
-    VARVE_ASSIGN_OR_RETURN(
-        std::shared_ptr<WritableFile> file,
-        storage_.OpenForWrite(JoinPath(directory_, files_[number].name), options));
-    open_.push_front({number, file});
     return file;
   }
 
-  /// Makes all that was written durable.
-  Status Sync() {
+  /// Notes bytes that have been written. With its last ones a file is made durable, and closed
+  /// after that: an error of the disk is told to those who have the file open.
+  Status Written(std::uint32_t number, std::uint64_t bytes) {
+    std::shared_ptr<WritableFile> whole;
+    {
+      const std::scoped_lock lock(mutex_);
+      files_[number].missing -= bytes;
+      if (files_[number].missing > 0) {
+        return Status::Ok();
+      }
+      whole = std::move(files_[number].file);
+    }
+    return whole->Sync(sizes_[number].size);
+  }
+
+  /// Errors: Internal where bytes of a file have not been written.
+  Status CheckWhole() {
     const std::scoped_lock lock(mutex_);
-    for (const OpenFile& one : open_) {
-      VARVE_RETURN_IF_ERROR(one.file->Sync(files_[one.number].size));
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      if (files_[i].missing > 0) {
+        return Internal(std::to_string(files_[i].missing) + " bytes of " + sizes_[i].name +
+                        " were not written");
+      }
     }
     return Status::Ok();
   }
 
  private:
   struct OpenFile {
-    std::uint32_t number = 0;
     std::shared_ptr<WritableFile> file;
+    std::uint64_t missing = 0;  ///< Bytes of this rank.
   };
-
-  /// Makes room for one file. What is written to a file is durable before it is closed: an error of
-  /// the disk is told to those who have the file open.
-  Status CloseOldest() {
-    for (auto it = open_.end(); open_.size() >= kMostOpen && it != open_.begin();) {
-      --it;
-      if (it->file.use_count() == 1) {  // No thread writes to it: they ask for it under the lock.
-        VARVE_RETURN_IF_ERROR(it->file->Sync(files_[it->number].size));
-        it = open_.erase(it);
-      }
-    }
-    return Status::Ok();
-  }
-
-  static constexpr std::size_t kMostOpen = 16;
 
   Storage& storage_;
   const std::string directory_;
-  const std::vector<HfFileSize> files_;
-  const bool direct_;
-  std::mutex mutex_;          // Guards what follows.
-  std::list<OpenFile> open_;  // The latest used first.
+  const std::vector<HfFileSize> sizes_;
+  const ScatterOptions options_;
+  std::mutex mutex_;             // Guards what follows.
+  std::vector<OpenFile> files_;  // By number.
 };
 
 class ScatterFile final : public WritableFile {
@@ -123,39 +125,37 @@ class ScatterFile final : public WritableFile {
 
   Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) override {
     const std::uint64_t end = offset + data.size();
-    auto run =
-        std::partition_point(share_->runs.begin(), share_->runs.end(), [&](const HfRun& one) {
-          return one.image_begin + RoundUp(one.bytes, kDirectAlignment) <= offset;
-        });
+    auto run = std::partition_point(
+        share_->runs.begin(), share_->runs.end(),
+        [&](const HfRun& one) { return one.image_begin + one.bytes <= offset; });
     for (; run != share_->runs.end() && run->image_begin < end; ++run) {
       const std::uint64_t begin = std::max(offset, run->image_begin);
-      const std::uint64_t padded = RoundUp(run->bytes, kDirectAlignment);
-      const std::uint64_t stop = std::min(end, run->image_begin + padded);
-      VARVE_RETURN_IF_ERROR(
-          WriteRun(*run, begin - run->image_begin, data.subspan(begin - offset, stop - begin)));
+      VARVE_RETURN_IF_ERROR(WriteRun(*run, begin - run->image_begin, data.subspan(begin - offset)));
     }
     Keep(offset, data);
     return Status::Ok();
   }
 
-  /// Makes all files durable; `size` is the image's and of no interest.
-  Status Sync(std::uint64_t /*size*/) override { return files_->Sync(); }
+  /// Each file is durable since its last bytes came; `size` is the image's and of no interest.
+  Status Sync(std::uint64_t /*size*/) override { return files_->CheckWhole(); }
 
   [[nodiscard]] bool direct() const override { return direct_; }
 
  private:
-  /// Writes bytes of a run, and the zeros behind its end up to the end of the page, which Sync cuts
-  /// off the file.
+  /// Writes the bytes of a run that `data` begins with. Whole pages, where they bypass the cache:
+  /// Sync cuts off what of them is behind the end of the file.
   Status WriteRun(const HfRun& run, std::uint64_t at, std::span<const std::byte> data) {
+    const std::uint64_t bytes = std::min<std::uint64_t>(data.size(), run.bytes - at);
     VARVE_ASSIGN_OR_RETURN(const auto file, files_->Acquire(run.file));
-    VARVE_RETURN_IF_ERROR(file->WriteAt(run.begin + at, data));
+    VARVE_RETURN_IF_ERROR(file->WriteAt(
+        run.begin + at, data.first(file->direct() ? RoundUp(bytes, kDirectAlignment) : bytes)));
     std::vector<BytesSum> sums;
-    AddSums(run.file, run.begin + at,
-            data.first(std::min<std::uint64_t>(data.size(), run.bytes - std::min(at, run.bytes))),
-            block_bytes_, &sums);
-    const std::scoped_lock lock(mutex_);
-    outcome_->sums.insert(outcome_->sums.end(), sums.begin(), sums.end());
-    return Status::Ok();
+    AddSums(run.file, run.begin + at, data.first(bytes), block_bytes_, &sums);
+    {
+      const std::scoped_lock lock(mutex_);
+      outcome_->sums.insert(outcome_->sums.end(), sums.begin(), sums.end());
+    }
+    return files_->Written(run.file, bytes);
   }
 
   /// Keeps what of the data are fragments. Blocks are disjoint: no two calls write the same bytes.
@@ -178,26 +178,20 @@ class ScatterFile final : public WritableFile {
 
 }  // namespace
 
-Result<std::unique_ptr<WritableFile>> OpenScatterFile(Storage& storage,
-                                                      const std::string& directory,
-                                                      const std::vector<HfFileSize>& files,
-                                                      std::shared_ptr<const HfShare> share,
-                                                      std::uint64_t block_bytes, bool direct,
-                                                      std::shared_ptr<ScatterOutcome> outcome) {
-  bool bypasses = direct;
-  if (!share->runs.empty()) {  // Whether pages can be bypassed, one file tells for all.
-    const HfFileSize& first = files[share->runs.front().file];
-    VARVE_ASSIGN_OR_RETURN(
-        const auto file,
-        storage.OpenForWrite(JoinPath(directory, first.name),
-                             {.size = first.size, .direct = direct, .shared = true}));
-    bypasses = file->direct();
+Result<std::unique_ptr<WritableFile>> OpenScatterFile(
+    Storage& storage, const std::string& directory, const std::vector<HfFileSize>& files,
+    std::shared_ptr<const HfShare> share, std::uint64_t block_bytes, ScatterOptions options,
+    std::shared_ptr<ScatterOutcome> outcome) {
+  auto open = std::make_unique<OpenFiles>(storage, directory, files, *share, options);
+  bool direct = options.direct;
+  if (direct && !share->runs.empty()) {  // Of pages that bypass, one file tells for all.
+    VARVE_ASSIGN_OR_RETURN(const auto first, open->Acquire(share->runs.front().file));
+    direct = first->direct();
   }
   outcome->sums.clear();
   outcome->fragments.assign(share->fragment_bytes(), '\0');
   return std::unique_ptr<WritableFile>(std::make_unique<ScatterFile>(
-      std::make_unique<OpenFiles>(storage, directory, files, bypasses), bypasses, std::move(share),
-      block_bytes, std::move(outcome)));
+      std::move(open), direct, std::move(share), block_bytes, std::move(outcome)));
 }
 
 }  // namespace varve

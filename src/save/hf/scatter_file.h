@@ -37,14 +37,17 @@ struct ScatterOutcome {
   Bytes fragments;
 };
 
-/// Opens an image of the files of `share` that a rank writes to, in `directory`; other ranks write
-/// to them too. A few of the files are open at a time. Writing and Sync fill `outcome`. Threads: as
-/// WritableFile. Errors: as Storage::OpenForWrite.
-Result<std::unique_ptr<WritableFile>> OpenScatterFile(Storage& storage,
-                                                      const std::string& directory,
-                                                      const std::vector<HfFileSize>& files,
-                                                      std::shared_ptr<const HfShare> share,
-                                                      std::uint64_t block_bytes, bool direct,
-                                                      std::shared_ptr<ScatterOutcome> outcome);
+struct ScatterOptions {
+  bool direct = false;
+  bool shared = false;  ///< Other ranks write to the files too.
+};
+
+/// Opens an image of the files of `share`, in `directory`. Each is made when its first bytes come,
+/// and made durable with its last of this rank. Writing fills `outcome`. Threads: as WritableFile.
+/// Errors: as Storage::OpenForWrite.
+Result<std::unique_ptr<WritableFile>> OpenScatterFile(
+    Storage& storage, const std::string& directory, const std::vector<HfFileSize>& files,
+    std::shared_ptr<const HfShare> share, std::uint64_t block_bytes, ScatterOptions options,
+    std::shared_ptr<ScatterOutcome> outcome);
 
 }  // namespace varve
