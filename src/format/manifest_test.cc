@@ -16,6 +16,7 @@
 #include "support/random.h"
 #include "support/sanitized.h"
 #include "support/status_matchers.h"
+#include "support/test_data.h"
 #include "tensor/box.h"
 #include "varve/storage.h"
 
@@ -187,8 +188,8 @@ void ExpectNumbersFit(const Metadata& metadata) {
 
 // Any content behind right checksums ends in a Status, or in metadata whose numbers fit each other.
 TEST(Manifest, NeverReturnsMetadataThatLiesWhateverTheBytes) {
-  const auto first = ReadWholeFile(
-      PosixStorage(), std::string(VARVE_TEST_DATA_DIR) + "/golden/native-v1/manifest.bin", 1 << 20);
+  const auto first =
+      ReadWholeFile(PosixStorage(), test::TestData() / "golden/native-v1/manifest.bin", 1 << 20);
   ASSERT_TRUE(IsOk(first));
   Random random(1);
   for (const auto& [version, manifest] :

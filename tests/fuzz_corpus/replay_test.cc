@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "fuzz_target.h"
+#include "support/test_data.h"
 
 namespace varve::replay_test {
 namespace {
@@ -20,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 const fs::path& Corpus() {
-  static const fs::path corpus = fs::path(VARVE_TEST_DATA_DIR) / "fuzz_corpus";
+  static const fs::path corpus = test::TestData() / "fuzz_corpus";
   return corpus;
 }
 

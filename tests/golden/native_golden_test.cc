@@ -30,6 +30,7 @@
 #include "format/manifest.h"
 #include "support/boxes.h"
 #include "support/status_matchers.h"
+#include "support/test_data.h"
 #include "support/values.h"
 #include "tensor/box.h"
 #include "varve/checkpoint.h"
@@ -263,7 +264,7 @@ CommitRecord RecordFor(const Golden& golden, std::string_view manifest) {
 class NativeGolden : public testing::TestWithParam<Golden> {
  protected:
   static std::filesystem::path Folder(const Golden& golden) {
-    return std::filesystem::path(VARVE_TEST_DATA_DIR) / "golden" / golden.folder;
+    return test::TestData() / "golden" / golden.folder;
   }
   std::filesystem::path folder() const { return Folder(GetParam()); }
 

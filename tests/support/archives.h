@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "interop/zip/directory.h"
+#include "support/test_data.h"
 
 namespace varve::test {
 
@@ -112,8 +113,7 @@ inline RangeReader Watched(std::string_view file, Asked* asked = nullptr) {
 
 /// Returns a file of tests/golden.
 inline std::string Golden(const std::string& name) {
-  std::ifstream file(std::filesystem::path(VARVE_TEST_DATA_DIR) / "golden" / name,
-                     std::ios::binary);
+  std::ifstream file(TestData() / "golden" / name, std::ios::binary);
   EXPECT_TRUE(file) << "no golden file " << name;
   return {std::istreambuf_iterator<char>(file), {}};
 }

@@ -17,6 +17,7 @@
 #include "interop/dcp/encode.h"
 #include "interop/dcp/metadata.h"
 #include "support/status_matchers.h"
+#include "support/test_data.h"
 
 namespace varve::golden_test {
 namespace {
@@ -33,8 +34,7 @@ std::string Content(const fs::path& path) {
 
 std::vector<fs::path> Cases() {
   std::vector<fs::path> cases;
-  for (const auto& entry :
-       fs::recursive_directory_iterator(fs::path(VARVE_TEST_DATA_DIR) / "golden" / "dcp")) {
+  for (const auto& entry : fs::recursive_directory_iterator(test::TestData() / "golden" / "dcp")) {
     if (entry.path().filename() == ".metadata") {
       cases.push_back(entry.path().parent_path());
     }
@@ -185,7 +185,7 @@ TEST(DcpGolden, EveryIndexDecodesToWhatTorchSays) {
 
 TEST(DcpGolden, PositionsOfEmptyDictsAreFilled) {
   for (const std::string version : {"2.6.0", "2.14.1"}) {
-    const fs::path folder = fs::path(VARVE_TEST_DATA_DIR) / "golden" / "dcp" / version / "holes";
+    const fs::path folder = test::TestData() / "golden" / "dcp" / version / "holes";
     const auto decoded = DecodeDcpMetadata(Content(folder / ".metadata"));
     ASSERT_TRUE(IsOk(decoded));
     EXPECT_EQ(ToString(*decoded->structure),

@@ -12,6 +12,7 @@
 #include "support/safetensors_files.h"
 #include "support/sha256.h"
 #include "support/status_matchers.h"
+#include "support/test_data.h"
 #include "tensor/box.h"
 
 namespace varve::folder_test {
@@ -38,8 +39,8 @@ std::vector<NamedFile> FilesOf(const Folder& folder) {
 
 Folder GoldenFolder(const std::string& name) {
   Folder folder;
-  for (const auto& entry : std::filesystem::directory_iterator(
-           std::filesystem::path(VARVE_TEST_DATA_DIR) / "golden" / name)) {
+  for (const auto& entry :
+       std::filesystem::directory_iterator(test::TestData() / "golden" / name)) {
     if (entry.path().extension() == ".safetensors") {
       const std::string file = entry.path().filename();
       folder[file] = test::Golden(name + "/" + file);
