@@ -4,7 +4,7 @@
 # One entry per suite rather than per test: a sanitizer build takes longer to start than most tests run.
 # Crash matrices and exhaustion take longest: an entry per test shares them out among the cores.
 #
-# Arguments: BINARY, SOURCE_DIR, BUILD_DIR, OUTPUT (the ctest file to write), LIST (the JSON to leave).
+# Arguments: BINARY, SOURCE_DIR, OUTPUT (the ctest file to write), LIST (the JSON to leave).
 
 # A process that the build has just forked may still hold the linked file open for writing: the system
 # then refuses to run it ("text file is busy"), for an instant.
@@ -30,9 +30,10 @@ if(suite_count GREATER 0)
     string(JSON suite GET "${list}" testsuites ${index})
     string(JSON name GET "${suite}" name)
     string(JSON file GET "${suite}" testsuite 0 file)
-    # Compilers record the path as it was given to them: absolute, or relative to the build folder.
-    get_filename_component(file "${file}" ABSOLUTE BASE_DIR "${BUILD_DIR}")
-    file(RELATIVE_PATH file "${SOURCE_DIR}" "${file}")
+    # Objects have paths from SOURCE_DIR on (-ffile-prefix-map).
+    if(NOT EXISTS "${SOURCE_DIR}/${file}")
+      message(FATAL_ERROR "the suite ${name} is of ${file}, which is no file of ${SOURCE_DIR}")
+    endif()
     get_filename_component(folder "${file}" DIRECTORY)
     # src/interop/dcp/x_test.cc is of interop, tests/crash/x_test.cc of crash.
     string(REGEX REPLACE "^[^/]*/([^/]*).*" "\\1" module "${folder}")
