@@ -56,7 +56,7 @@ Status NotStarted(const std::string& program, int error) {
       return Status(StatusCode::kOutOfSpace, message + "; free some memory, or raise its limit")
           .With({.system_error = error});
     case EMFILE:
-    case ENFILE: return NoDescriptor("start the agent \"" + program + "\"", error);
+    case ENFILE: return SystemError("start the agent \"" + program + "\"", error);
     default: return FailedPrecondition(message + "; set VARVE_AGENT to where it is");
   }
 }
@@ -76,7 +76,7 @@ std::string TextIn(const FileDescriptor& output) {
 Status Start(const std::string& program, const std::string& directory) {
   const FileDescriptor errors(::memfd_create("varve-agent-errors", MFD_CLOEXEC));
   if (!errors.valid()) {
-    return NoDescriptor("make a file in memory", errno);
+    return SystemError("make a file in memory", errno);
   }
   std::array<std::string, 4> words{program, "--directory", directory, "--detach"};
   std::array<char*, 5> arguments{};

@@ -22,10 +22,6 @@ namespace {
 constexpr auto kSendTimeout = std::chrono::seconds(10);
 constexpr std::size_t kFrameBytes = 1 + 8;
 
-Status Errno(const std::string& what, int error) {
-  return Unavailable(what + ": " + std::strerror(error)).With({.system_error = error});
-}
-
 /// Limits how long connect(2) and sendmsg(2) may wait on the socket: until `deadline` from now.
 void SetSendTimeout(const FileDescriptor& socket, Deadline deadline) {
   const auto left =
@@ -133,7 +129,8 @@ Status AgentConnection::Send(const AgentMessage& message) {
   do {
     sent = ::sendmsg(socket_.get(), &header, MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
-  return sent >= 0 ? Status::Ok() : Errno("send to the other side of the agent's socket", errno);
+  return sent >= 0 ? Status::Ok()
+                   : SystemError("send to the other side of the agent's socket", errno);
 }
 
 Result<AgentMessage> AgentConnection::Receive(Deadline deadline) {
@@ -159,7 +156,7 @@ Result<AgentMessage> AgentConnection::Receive(Deadline deadline) {
   } while (got < 0 && errno == EINTR);
   if (got <= 0) {
     return got == 0 ? Unavailable("the other side of the agent's socket has closed it or exited")
-                    : Errno("receive from the other side of the agent's socket", errno);
+                    : SystemError("receive from the other side of the agent's socket", errno);
   }
   AgentMessage message;
   message.fds = TakeDescriptors(&header);
@@ -169,7 +166,7 @@ Result<AgentMessage> AgentConnection::Receive(Deadline deadline) {
   message.payload = std::string(in.Raw(in.remaining()));
   if ((header.msg_flags & MSG_CTRUNC) != 0) {
     // The system closes what does not fit: the message is not whole, and cannot be asked for again.
-    return NoDescriptor("receive a descriptor on the agent's socket", EMFILE);
+    return SystemError("receive a descriptor on the agent's socket", EMFILE);
   }
   if (in.failed() || verb < static_cast<std::uint8_t>(AgentVerb::kHello) ||
       verb > static_cast<std::uint8_t>(AgentVerb::kBye) || (header.msg_flags & MSG_TRUNC) != 0) {
@@ -195,7 +192,7 @@ Result<FileDescriptor> ConnectToSocket(const std::string& socket_path, Deadline 
   std::memcpy(address.sun_path, socket_path.data(), socket_path.size());
   FileDescriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket.valid()) {
-    return NoDescriptor("make a socket", errno);
+    return SystemError("make a socket", errno);
   }
   // An agent that is stopped takes no connections, and its queue of them may be full.
   SetSendTimeout(socket, std::min(deadline, std::chrono::steady_clock::now() + kSendTimeout));
@@ -203,7 +200,7 @@ Result<FileDescriptor> ConnectToSocket(const std::string& socket_path, Deadline 
     if (errno == ENOENT || errno == ECONNREFUSED) {
       return NotFound("no agent listens at " + socket_path);
     }
-    return Errno("connect to " + socket_path, errno);
+    return SystemError("connect to " + socket_path, errno);
   }
   SetSendTimeout(socket, std::chrono::steady_clock::now() + kSendTimeout);
   VARVE_RETURN_IF_ERROR(CheckPeer(socket.get(), nullptr).Annotate(socket_path));
@@ -214,7 +211,7 @@ Status CheckPeer(int socket, int* pid) {
   ucred peer{};
   socklen_t size = sizeof(peer);
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
-    return Errno("ask who is on the other side of the agent's socket", errno);
+    return SystemError("ask who is on the other side of the agent's socket", errno);
   }
   if (peer.uid != ::geteuid() && peer.uid != 0) {
     return FailedPrecondition("the other side of the agent's socket is user " +

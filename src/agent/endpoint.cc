@@ -20,13 +20,6 @@ namespace {
 
 constexpr int kBacklog = 128;
 
-Status Failed(const std::string& what, int error) {
-  if (error == EMFILE) {
-    return NoDescriptor(what, error);
-  }
-  return Unavailable(what + ": " + std::strerror(error)).With({.system_error = error});
-}
-
 }  // namespace
 
 std::string DefaultAgentDirectory() {
@@ -50,14 +43,16 @@ AgentEndpoint EndpointIn(const std::string& directory) {
 Status CheckPrivate(const std::string& directory, bool make) {
   if (make && ::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
     const int error = errno;
-    return Failed("make " + directory + " for the agent (VARVE_AGENT_DIR names another)", error);
+    return SystemError("make " + directory + " for the agent (VARVE_AGENT_DIR names another)",
+                       error);
   }
   struct stat status{};
   if (::lstat(directory.c_str(), &status) != 0) {
-    return errno == ENOENT ? NotFound("no agent runs: there is no " + directory)
-                           : Failed("look at " + directory +
-                                        ", the agent's directory (VARVE_AGENT_DIR names another)",
-                                    errno);
+    return errno == ENOENT
+               ? NotFound("no agent runs: there is no " + directory)
+               : SystemError("look at " + directory +
+                                 ", the agent's directory (VARVE_AGENT_DIR names another)",
+                             errno);
   }
   if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0) {
     std::array<char, 8> mode{};
@@ -76,11 +71,11 @@ Result<FileDescriptor> LockEndpoint(const AgentEndpoint& endpoint) {
   FileDescriptor lock(
       ::open(endpoint.lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock.valid()) {
-    return Failed("open " + endpoint.lock, errno);
+    return SystemError("open " + endpoint.lock, errno);
   }
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     return errno == EWOULDBLOCK ? AlreadyExists("an agent runs in " + endpoint.directory)
-                                : Failed("lock " + endpoint.lock, errno);
+                                : SystemError("lock " + endpoint.lock, errno);
   }
   return lock;
 }
@@ -94,7 +89,7 @@ Result<FileDescriptor> Listen(const AgentEndpoint& endpoint) {
   std::memcpy(address.sun_path, endpoint.socket.data(), endpoint.socket.size());
   FileDescriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket.valid()) {
-    return Failed("make a socket", errno);
+    return SystemError("make a socket", errno);
   }
   ::unlink(endpoint.socket.c_str());
   // The directory keeps others out; the socket's own mode does too.
@@ -104,10 +99,10 @@ Result<FileDescriptor> Listen(const AgentEndpoint& endpoint) {
   const int error = errno;
   ::umask(mask);
   if (bound != 0) {
-    return Failed("bind " + endpoint.socket, error);
+    return SystemError("bind " + endpoint.socket, error);
   }
   if (::listen(socket.get(), kBacklog) != 0) {
-    return Failed("listen at " + endpoint.socket, errno);
+    return SystemError("listen at " + endpoint.socket, errno);
   }
   return socket;
 }

@@ -224,7 +224,7 @@ class AgentServer {
         AgentConnection peer(std::move(socket));
         // What is closed with unread messages is reset, and then the reason does not arrive.
         (void)peer.Receive(Clock::now() + std::chrono::milliseconds(kFullPause));
-        (void)peer.Send(RefusalOfAgent(NoDescriptor("accept a connection", error)));
+        (void)peer.Send(RefusalOfAgent(SystemError("accept a connection", error)));
       }
     });
     spare_ = Spare();
@@ -272,11 +272,11 @@ Status RunAgent(const AgentServerOptions& options) {
   VARVE_ASSIGN_OR_RETURN(FileDescriptor listening, Listen(endpoint));         // Step 2.
   FileDescriptor wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) {
-    return NoDescriptor("make an eventfd", errno);
+    return SystemError("make an eventfd", errno);
   }
   FileDescriptor spare = Spare();
   if (!spare.valid()) {
-    return NoDescriptor("open /dev/null", errno);
+    return SystemError("open /dev/null", errno);
   }
   (void)IsTraced();  // Where to is relative to the directory that the agent was started in.
   if (options.listening && !options.listening()) {

@@ -39,19 +39,21 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-/// Returns the error of a call that makes or receives a descriptor and failed with `error` (errno).
-inline Status NoDescriptor(const std::string& what, int error) {
+/// Returns the error of a system call that failed with `error` (errno): Unavailable, but
+/// FailedPrecondition where this process has no descriptors left.
+inline Status SystemError(const std::string& what, int error) {
   const std::string message = what + ": " + std::strerror(error);
-  return error == EMFILE ? FailedPrecondition(
-                               message + "; raise this process's limit of open files (ulimit -n)")
-                         : Unavailable(message);
+  return (error == EMFILE ? FailedPrecondition(
+                                message + "; raise this process's limit of open files (ulimit -n)")
+                          : Unavailable(message))
+      .With({.system_error = error});
 }
 
 /// Returns another descriptor of the same file, which is closed on exec.
 inline Result<FileDescriptor> Duplicate(int fd) {
   FileDescriptor copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   return copy.valid() ? Result<FileDescriptor>(std::move(copy))
-                      : NoDescriptor("duplicate a file descriptor", errno);
+                      : SystemError("duplicate a file descriptor", errno);
 }
 
 }  // namespace varve

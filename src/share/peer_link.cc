@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <chrono>
 #include <climits>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include <sys/uio.h>
 
 #include "base/checksum.h"
+#include "base/file_descriptor.h"
 #include "base/time_source.h"
 
 namespace varve {
@@ -30,10 +30,6 @@ constexpr auto kConnect = std::chrono::seconds(3);
 constexpr auto kLongestWait = std::chrono::seconds(10);
 
 using Numbers = std::array<std::uint64_t, 3>;
-
-Status Failed(const char* what, int error) {
-  return Unavailable(std::string(what) + ": " + std::strerror(error)).With({.system_error = error});
-}
 
 /// Sends or receives all of the memory. `limit` is the longest time in which no byte moves. Errors:
 /// Unavailable, with no system error where the other side has closed the connection.
@@ -51,7 +47,7 @@ Status MoveAll(int fd, int wake, std::chrono::seconds limit, std::vector<iovec> 
       continue;
     }
     if (moved <= 0) {
-      return moved < 0 ? Failed("connection", errno) : Unavailable("the connection is closed");
+      return moved < 0 ? SystemError("connection", errno) : Unavailable("the connection is closed");
     }
     until = Now() + limit;
     auto left = static_cast<std::size_t>(moved);

@@ -17,7 +17,7 @@ constexpr const char* kHelp =
     "  safetensors  one file; tensors only\n"
     "  hf           a folder: files of at most --shard-size and model.safetensors.index.json;\n"
     "               tensors of the model only, unless --everything or --include is given\n"
-    "  torch        one file as torch.save writes it, with all values\n"
+    "  torch        one file as torch.save writes it, with all values; NumPy arrays as tensors\n"
     "Nothing in the source is ever run. Tensors stream through bounded memory, checksums of the\n"
     "source are checked on the way, and DST appears whole or not at all.\n"
     "\n"

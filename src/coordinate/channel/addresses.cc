@@ -6,7 +6,6 @@
 #include <chrono>
 #include <climits>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -25,6 +24,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/file_descriptor.h"
 #include "coordinate/channel/connection.h"
 
 namespace varve {
@@ -190,10 +190,6 @@ std::vector<std::string> KnownRoutes() {
     found = OfRoutes();
   }
   return found;
-}
-
-Status SystemError(const std::string& what, int error) {
-  return Unavailable(what + ": " + std::strerror(error)).With({.system_error = error});
 }
 
 /// Returns a socket that listens on a port of its own; of both families where `family` is AF_INET6.

@@ -252,7 +252,7 @@ void Channel::LogLines() {
 
 Status Channel::CheckSockets() const {
   VARVE_RETURN_IF_ERROR(fan_out_.status());
-  return links_.is_valid() ? Status::Ok() : NoDescriptor("make a channel", EMFILE);
+  return links_.is_valid() ? Status::Ok() : SystemError("make a channel", EMFILE);
 }
 
 /// Opens rank 0's listening socket; returns its address as text.

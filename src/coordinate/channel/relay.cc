@@ -273,13 +273,13 @@ Result<Socket> Relay::Start(Connection up, int above, const std::string& rank_0)
   return Guarded([&]() -> Result<Socket> {
     std::array<int, 2> ends{};
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()) != 0) {
-      return NoDescriptor("make a relay", errno);
+      return SystemError("make a relay", errno);
     }
     Socket own(ends[0]);
     Socket relays(ends[1]);
     const auto running = std::make_shared<Running>(leader_, above, size_, rank_0);
     if (!running->links().is_valid()) {
-      return NoDescriptor("make a relay", EMFILE);
+      return SystemError("make a relay", EMFILE);
     }
     running->links().Listen(std::move(listener_), token_, size_);
     running->links().Add(RelayState::kUp, std::move(up));

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <ctime>
 #include <vector>
 
@@ -27,18 +26,14 @@ constexpr std::uint64_t kLocks = 1024;
 constexpr std::string_view kNewPrefix = ".new-";
 constexpr std::time_t kForgotten = 3600;
 
-Status ErrorOf(const std::string& what, int error) {
-  return Unavailable(what + ": " + std::strerror(error));
-}
-
 /// Makes a directory that this user alone may write to, or checks one that is there.
 Status MakePrivate(const std::string& directory) {
   if (::mkdir(directory.c_str(), kOwnerOnly) != 0 && errno != EEXIST) {
-    return ErrorOf("make " + directory, errno);
+    return SystemError("make " + directory, errno);
   }
   struct stat info{};
   if (::lstat(directory.c_str(), &info) != 0) {
-    return ErrorOf(directory, errno);
+    return SystemError(directory, errno);
   }
   if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 022) != 0) {
     return FailedPrecondition(directory +
@@ -141,7 +136,7 @@ void BlockStore::Write(const BlockName& name, std::span<const std::byte> block) 
     }
   }
   if (written.ok() && ::rename(fresh.c_str(), PathOf(name).c_str()) != 0) {
-    written = ErrorOf("rename " + fresh, errno);
+    written = SystemError("rename " + fresh, errno);
     ::unlink(fresh.c_str());
   }
   if (!written.ok()) {
