@@ -139,7 +139,7 @@ def test_a_forked_child_neither_ends_nor_awaits_a_save_of_its_parent(
     tmp_path: Path, executor: Any
 ) -> None:
     state = {"w": torch.ones(1_000_000)}
-    handle = async_save(state, tmp_path / "c", executor=executor, max_write_bandwidth=3_000_000)
+    handle = async_save(state, tmp_path / "c", executor=executor, max_write_bandwidth=1_000_000)
     child = os.fork()
     if child == 0:
         code = 1
