@@ -18,16 +18,11 @@ from varve.torch import _layout
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-try:
-    from torch.distributed._shard.sharded_tensor import ShardedTensor  # type: ignore[attr-defined]
-except ImportError:
-    ShardedTensor = None  # type: ignore[assignment,misc]
 
 __all__ = [
     "NUMBERS",
     "PLAIN",
     "Part",
-    "ShardedTensor",
     "Share",
     "boxes_of",
     "check_storage",
@@ -130,7 +125,7 @@ def local_bytes(tensor: Any) -> int:
     """Returns the bytes of the shards of a tensor that this rank holds."""
     if is_dtensor(tensor):
         return int(tensor._local_tensor.nbytes)
-    if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
+    if is_sharded_tensor(tensor):
         return sum(int(shard.tensor.nbytes) for shard in tensor.local_shards())
     return int(tensor.nbytes) if hasattr(tensor, "nbytes") else memoryview(tensor).nbytes
 
@@ -152,24 +147,27 @@ def is_torch(value: Any) -> bool:
 
 
 def is_sharded_tensor(value: Any) -> bool:
-    """Returns True for a ShardedTensor."""
-    return ShardedTensor is not None and isinstance(value, ShardedTensor)
+    """Returns True for a ShardedTensor. There are none where nothing has imported their module, which takes time."""
+    kind = getattr(
+        sys.modules.get("torch.distributed._shard.sharded_tensor"), "ShardedTensor", None
+    )
+    return kind is not None and isinstance(value, kind)
 
 
 def is_shard(tensor: Any) -> bool:
     """Returns True for a tensor of which each rank may hold another part."""
-    if isinstance(tensor, Part):
+    if type(tensor) in PLAIN:
+        return _has_layout(tensor)
+    if isinstance(tensor, Part) or is_sharded_tensor(tensor) or is_dtensor(tensor):
         return True
-    sharded = ShardedTensor is not None and isinstance(tensor, ShardedTensor)
-    distributed = is_dtensor(tensor)
-    return sharded or distributed or (isinstance(tensor, torch.Tensor) and _has_layout(tensor))
+    return isinstance(tensor, torch.Tensor) and _has_layout(tensor)
 
 
 def cuda_device(tensor: Any) -> int | None:
     """Returns the CUDA device that the shards this rank holds are on; None for others."""
     if is_dtensor(tensor):
         tensor = tensor._local_tensor
-    if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
+    if is_sharded_tensor(tensor):
         tensor = next((shard.tensor for shard in tensor.local_shards()), None)
     if isinstance(tensor, Part):
         tensor = next((memory for _, memory in tensor.shards), None)
@@ -257,7 +255,7 @@ def shards_of(fqn: str, tensor: Any) -> tuple[Sequence[int], list[_Shard]]:
         return tensor.shape, tensor.shards
     if is_dtensor(tensor):
         return tensor.shape, _dtensorshards(fqn, tensor)
-    if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
+    if is_sharded_tensor(tensor):
         return tensor.metadata().size, [
             (shard.metadata.shard_offsets, shard.tensor) for shard in tensor.local_shards()
         ]

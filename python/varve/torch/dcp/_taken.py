@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from varve import _core, _tree
 from varve._engine import collector_at_rest
 from varve.errors import Error, UnsupportedError
-from varve.torch._shards import NUMBERS, ShardedTensor, is_shard
+from varve.torch._shards import NUMBERS, PLAIN, is_shard, is_sharded_tensor
 from varve.torch._tensors import TorchArrays
 from varve.torch.dcp._compat import flatten_state_dict
 from varve.torch.dcp._job import Job
@@ -207,14 +207,16 @@ def _is_exact(value: Any, seen: set[int]) -> bool:
 
 def _parts(tensor: Any) -> list[Any]:
     """The memory of a tensor on this rank."""
-    if isinstance(tensor, ShardedTensor):
+    if type(tensor) in PLAIN:
+        return [tensor]
+    if is_sharded_tensor(tensor):
         return [shard.tensor for shard in tensor.local_shards()]
     return [tensor._local_tensor if isinstance(tensor, DTensor) else tensor]
 
 
 def _is_plain(tensor: Any) -> bool:
     return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        type(tensor) in PLAIN
         and tensor.layout is torch.strided
         and tensor.dtype in NUMBERS
         and not (tensor.is_nested or tensor.is_meta)
