@@ -12,8 +12,8 @@
 //     without which the folder is none.
 //
 // Object stores take a file from one writer. There each file is written by a rank that holds all of
-// it (holders.h), header included: one process, ranks with replicas, whole files of a stage of a pipeline. Where
-// no rank does, all write pieces first (pieces.h).
+// it (holders.h), header included: one process, ranks with replicas, whole files of a stage of a
+// pipeline. Where no rank does, all write pieces first (pieces.h).
 
 #include "catalogue/formats/hf.h"
 
