@@ -24,6 +24,7 @@ using test::LongDeadline;
 using test::OnEveryRank;
 using test::Place;
 using test::ShortDeadline;
+using test::SoonDeadline;
 using test::TempDir;
 using test::World;
 

@@ -18,6 +18,7 @@ using test::IsOk;
 using test::LongDeadline;
 using test::OnEveryRank;
 using test::ShortDeadline;
+using test::SoonDeadline;
 using test::World;
 
 using Payloads = std::vector<std::string>;
@@ -291,7 +292,7 @@ TEST(Exchange, NamesEveryRankThatMissesTheDeadline) {
         if (rank.rank() == 1 || rank.rank() == 3) {
           return std::nullopt;  // Alive, but busy elsewhere.
         }
-        return ExchangeRank(rank, ShortDeadline());
+        return ExchangeRank(rank, SoonDeadline());
       });
   for (const std::size_t rank : {0, 2}) {
     EXPECT_TRUE(FailsWith(**results[rank], StatusCode::kUnavailable,

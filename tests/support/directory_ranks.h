@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -10,7 +9,6 @@
 
 #include <gtest/gtest.h>
 
-#include "base/time_source.h"
 #include "coordinate/directory.h"
 #include "storage/s3/s3_storage.h"
 #include "storages/memory.h"
@@ -78,11 +76,6 @@ class DirectoryRanks : public testing::TestWithParam<Place> {
       world.push_back(Rank(rank, size, name));
     }
     return world;
-  }
-
-  /// Returns a deadline that an exchange of messages which are there meets.
-  [[nodiscard]] static Deadline SoonDeadline() {
-    return GetParam() == Place::kObjects ? Now() + std::chrono::seconds(3) : ShortDeadline();
   }
 
   /// Ends the waits of all ranks, so that rank 0 does not wait for peers that never read.

@@ -24,6 +24,11 @@ inline Deadline ShortDeadline() {
   return std::chrono::steady_clock::now() + std::chrono::milliseconds(30);
 }
 
+/// Returns a deadline that passes within a test, and that ranks which do not wait for others meet.
+inline Deadline SoonDeadline() {
+  return std::chrono::steady_clock::now() + std::chrono::seconds(3);
+}
+
 /// Calls `body` for each rank of `world` that is still there, at the same time; results by rank.
 template <class Body>
 auto OnEveryRank(const World& world, const Body& body) {
