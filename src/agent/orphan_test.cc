@@ -74,10 +74,10 @@ TEST(OrphanedSave, StaysInMemoryUntilTheSameRankHasSavedAgain) {
 }
 
 TEST(OrphanedSave, OfLongAgoIsGivenUpWhenOthersSave) {
-  AgentHere agent(1s);
+  AgentHere agent(4s);
+  const auto stager = agent.MakeStager();  // While it is connected the agent does not end.
   const TempDir dir;
   const Training training(9 * kMiB);
-  const auto stager = agent.MakeStager();  // While it is connected the agent does not end.
   for (const char* const job : {"a/1", "b/1"}) {
     {
       Trainer trainer(agent);
@@ -86,7 +86,7 @@ TEST(OrphanedSave, OfLongAgoIsGivenUpWhenOthersSave) {
     ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
   }
   EXPECT_EQ(AgentStatus(agent.directory())->held.size(), 2U);
-  std::this_thread::sleep_for(1100ms);
+  std::this_thread::sleep_for(4100ms);
   ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "c/1", {}, *stager).done().get()));
   const auto report = AgentStatus(agent.directory());
   ASSERT_TRUE(IsOk(report));
