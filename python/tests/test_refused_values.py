@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import collections
 import datetime as dt
+import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,8 @@ def test_a_value_of_unknown_type_is_refused_by_its_path(
         print,
         dt.datetime(2024, 1, 1, tzinfo=type("Zone", (dt.tzinfo,), {})()),
         torch.Generator(),
+        time.gmtime(0),
+        (os.terminal_size((80, 24)),),
         (torch.zeros(2).to_sparse(),),
         (torch.zeros(2, device="meta"),),
         (torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8),),

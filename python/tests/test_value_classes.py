@@ -11,6 +11,7 @@ import io
 import json
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +44,10 @@ Point = collections.namedtuple("Point", "x y")
 class Batch(NamedTuple):
     size: int
     tokens: torch.Tensor
+
+
+class Moment(tuple[int, ...]):
+    pass
 
 
 @dataclasses.dataclass
@@ -259,13 +264,16 @@ def test_without_the_class_the_plain_value_comes_back_with_a_warning(tmp_path: P
 def test_a_class_that_has_changed_gives_the_plain_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    varve.save({"e": Color.BLUE, "p": Point(1, 2), "c": Frozen(1)}, tmp_path / "c")
+    state = {"e": Color.BLUE, "p": Point(1, 2), "c": Frozen(1), "t": Moment((1, 2))}
+    varve.save(state, tmp_path / "c")
     here = sys.modules[__name__]
     monkeypatch.setattr(here, "Color", enum.Enum("Color", {"BLUE": "other"}))
     monkeypatch.setattr(here, "Point", collections.namedtuple("Point", "x y z"))
     monkeypatch.setattr(here, "Frozen", dict)
+    monkeypatch.setattr(here, "Moment", time.struct_time)  # tuple.__new__ refuses to make one.
+    plain = {"e": "b", "p": (1, 2), "c": {"width": 1}, "t": (1, 2)}
     with pytest.warns(UserWarning, match="no such class"):
-        assert varve.read(tmp_path / "c") == {"e": "b", "p": (1, 2), "c": {"width": 1}}
+        assert varve.read(tmp_path / "c") == plain
 
 
 def test_a_defaultdict_of_a_class_is_refused(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ _TEXTS: Final[dict[str, Callable[[str], Any]]] = {
     "uuid:UUID": uuid.UUID,
 }
 
-#: The flag of classes that are made in Python, Py_TPFLAGS_HEAPTYPE; named tuples of C have it not.
+#: The flag of classes that are made in Python, Py_TPFLAGS_HEAPTYPE; some named tuples of C have it too.
 _HEAP: Final = 1 << 9
 
 _MAPPINGS: Final = (collections.OrderedDict, collections.Counter, dict)
@@ -167,6 +167,8 @@ def parts(value: Any, path: str, allow_pickle: bool) -> tuple[int, bytes, list[A
         )
     if (not kind.__flags__ & _HEAP and kind is not collections.deque) or _slots(kind):
         return None
+    if isinstance(value, tuple) and hasattr(kind, "n_sequence_fields"):
+        return None  # A named tuple of C as time.struct_time: only its own constructor makes one.
     if isinstance(value, collections.deque):
         text = _text(value, path, allow_pickle)
         plain = [*collections.deque.__iter__(value)]
@@ -305,11 +307,14 @@ def _made(kind: Any, way: str, plain: Any, more: list[Any]) -> tuple[Any] | None
     base: Any = _BASE_NAMES.get(way)
     if base is None or not issubclass(kind, base) or type(plain) is not base:
         return None
-    if base in (list, set):
-        made = base.__new__(kind)
-        base.__init__(made, plain)
-        return (made,)
-    return (base.__new__(kind, plain),)
+    try:
+        if base in (list, set):
+            made = base.__new__(kind)
+            base.__init__(made, plain)
+            return (made,)
+        return (base.__new__(kind, plain),)
+    except TypeError:  # A class of C, which only its own constructor makes.
+        return None
 
 
 def _member(kind: Any, value: Any, name: str | None) -> tuple[Any] | None:
