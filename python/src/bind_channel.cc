@@ -89,7 +89,7 @@ class Store final : public Rendezvous {
       UntilTheInterpreterEnds(call);
       return Status::Ok();
     } catch (nb::python_error& error) {
-      return Unavailable("the store of the job: " + nb::cast<std::string>(nb::str(error.value())));
+      return Unavailable("the store of the job: " + nb::cast<std::string>(nb::str(Raised(error))));
     } catch (const std::exception& error) {
       return Unavailable(std::string("the store of the job: ") + error.what());
     }

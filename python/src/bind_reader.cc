@@ -128,7 +128,7 @@ class PythonReader {
       try {
         out.append(FromValue(values[i], allow_pickle));
       } catch (const nb::python_error& error) {
-        nb::module_::import_("varve._values").attr("name_failure")(fqns[i], error.value());
+        nb::module_::import_("varve._values").attr("name_failure")(fqns[i], Raised(error));
       }
     }
     return out;

@@ -42,7 +42,7 @@ Status StatusOf(nb::python_error& raised) {
   try {
     const nb::object error =
         nb::module_::import_("varve.storage._failures")
-            .attr("as_error")(raised.value(),
+            .attr("as_error")(Raised(raised),
                               raised.traceback().is_valid() ? raised.traceback() : nb::none());
     return ToStatus(error, TextOf(nb::str(error)));
   } catch (const std::exception& error) {

@@ -32,6 +32,10 @@ namespace nb = nanobind;
 /// Returns the Python exception for an error.
 nb::object ToException(const Status& status);
 
+/// Returns the exception that was raised. Before Python 3.12 one that C has raised, as in int("x"),
+/// may still be a bare text. Requires: the GIL.
+nb::object Raised(const nb::python_error& error);
+
 /// Returns the error for an exception: code and attributes of one of ours, InvalidArgument for any
 /// other.
 Status ToStatus(nb::handle error, std::string message);

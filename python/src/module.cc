@@ -107,6 +107,20 @@ void Raise(const Status& status) {
   throw nb::python_error();
 }
 
+nb::object Raised(const nb::python_error& error) {
+#if PY_VERSION_HEX < 0x030C0000
+  PyObject* type = nb::borrow(error.type()).release().ptr();
+  PyObject* value = nb::borrow(error.value()).release().ptr();
+  PyObject* trace = error.traceback().release().ptr();
+  PyErr_NormalizeException(&type, &value, &trace);
+  nb::steal(type);
+  nb::steal(trace);
+  return nb::steal(value);
+#else
+  return nb::borrow(error.value());
+#endif
+}
+
 nb::bytes ToBytes(const std::string& bytes) { return nb::bytes(bytes.data(), bytes.size()); }
 
 nb::object ToText(const std::string& text) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import marshal
 import os
 import pickle
 import re
@@ -19,6 +20,7 @@ import pytest
 import torch
 from rank_jobs import fail_for_late_rank, fail_with_facts
 from ranks import run_ranks
+from storage_stores import MemoryStore
 
 import varve
 import varve.errors
@@ -245,3 +247,18 @@ def test_an_io_error_without_a_system_call_has_no_errno() -> None:
     error = varve.UnavailableError("rank 3 did not come", rank=3)
     assert (error.errno, error.strerror, error.filename) == (None, None, None)
     assert str(error) == "rank 3 did not come"
+
+
+def test_what_a_store_raises_from_c_has_its_class() -> None:
+    """CPython before 3.12 keeps it as a class and a text until Python code catches it."""
+
+    class Truncated(MemoryStore):
+        def read(self, *call: Any) -> None:
+            marshal.loads(b"")
+
+    varve.register_storage("cut", Truncated())
+    try:
+        with pytest.raises(varve.CorruptCheckpointError, match="EOFError: EOF read"):
+            varve.save({"w": np.zeros(3)}, "cut://b/c")  # It tries the store first.
+    finally:
+        varve.unregister_storage("cut")
