@@ -219,6 +219,15 @@ def test_a_subclass_is_stored_as_its_base_has_it(tmp_path: Path) -> None:
         varve.save({"v": Slotted([1])}, tmp_path / "d")
 
 
+def test_a_list_that_is_opened_loses_its_class_with_a_warning(tmp_path: Path) -> None:
+    state = {"v": Names([torch.ones(2), 3])}
+    with pytest.warns(UserWarning, match='"v" holds tensors.*class Names'):
+        varve.torch.save(state, tmp_path / "c")
+    assert type(varve.torch.read(tmp_path / "c")["v"]) is list
+    varve.torch.load(state, tmp_path / "c")
+    assert type(state["v"]) is Names
+
+
 def test_a_namedtuple_of_tensors(tmp_path: Path) -> None:
     varve.torch.save({"v": Batch(2, torch.arange(3))}, tmp_path / "c")
     back = varve.torch.read(tmp_path / "c")["v"]

@@ -199,6 +199,12 @@ def gather(content: Content, arrays: Arrays, rank: int, format: str) -> Gathered
         take = _tree.take_nothing if folder is not None else arrays.taker(made)
         flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin, arrays.wrapping, take)
         structure = flat.flatten(content.state)
+        for name, value in flat.own_lists:
+            warn(
+                f'"{name}" holds tensors or dicts, and is stored as a plain list: its class '
+                f"{type(value).__name__} is kept only by a load into an object that has it",
+                UserWarning,
+            )
         if format == "dcp":
             _tree.check_keys_of_dcp(structure)
         engine.structure = _core.encode_value(structure, "", False)

@@ -179,6 +179,8 @@ class Flattener:
         self.wrapped: list[str] = []
         #: The ones that are not inner tensors themselves, with their names.
         self.outermost: list[tuple[str, Any]] = []
+        #: Lists of a class of their own that were opened, by name; the structure has plain lists.
+        self.own_lists: list[tuple[str, Any]] = []
         self._wrapping_depth = 0
         self._rank = rank
         self._is_tensor = is_tensor
@@ -219,6 +221,8 @@ class Flattener:
         if isinstance(value, Mapping):
             return self._visit_mapping(value, path)
         if isinstance(value, list) and opens(value, self._is_tensor):
+            if type(value) is not list:
+                self.own_lists.append((path, value))
             return [self._visit(item, join(path, str(i))) for i, item in enumerate(value)]
         self._name(path, "value")
         self.objects.append((path, value))
