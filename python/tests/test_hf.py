@@ -324,6 +324,19 @@ def test_a_damaged_folder_is_replaced_when_that_is_asked_for(tmp_path: Path) -> 
     assert varve.verify(tmp_path / "m") == []
 
 
+def test_a_tensor_that_the_index_has_lost_is_damage(tmp_path: Path) -> None:
+    save({"v": torch.ones(3), "w": torch.ones(4)}, tmp_path / "m", format="hf")
+    path = tmp_path / "m" / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    del index["weight_map"]["v"]
+    path.write_text(json.dumps(index))
+    with pytest.raises(varve.CorruptCheckpointError, match=r'"v".*holds it.*varve-checksums\.json'):
+        varve.torch.read(tmp_path / "m")
+    assert ["v" in damage.problem for damage in varve.verify(tmp_path / "m")] == [True]
+    (tmp_path / "m" / "model.varve-checksums.json").unlink()  # Then the index is anyone's.
+    assert list(varve.torch.read(tmp_path / "m")) == ["w"]
+
+
 def test_a_folder_without_an_index_is_not_replaced_and_the_error_says_why(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 

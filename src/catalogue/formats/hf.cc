@@ -82,7 +82,8 @@ Result<OpenedIndex> OpenByIndex(const ListedFolder& folder, HfIndex index) {
     names = index.FileNames();
   }
   VARVE_ASSIGN_OR_RETURN(const auto files, OpenAll(folder.storage, directory, names));
-  auto decoded = DecodeHfFolder(index, files);
+  auto decoded =
+      DecodeHfFolder(index, files, has_sums ? NotInIndex::kRefused : NotInIndex::kLeftOut);
   if (!decoded.ok()) {
     return decoded.status().Annotate(directory);
   }

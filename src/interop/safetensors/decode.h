@@ -3,6 +3,7 @@
 /// tensor they hold.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,8 +56,14 @@ struct HfIndex {
 Result<HfIndex> DecodeHfIndex(std::string_view json);
 std::string EncodeHfIndex(const HfIndex& index, std::uint64_t total_size);
 
+/// What becomes of tensors of a file that the index does not name. Of other software's folders they
+/// are left out; Varve names all that it writes.
+enum class NotInIndex : std::uint8_t { kLeftOut, kRefused };
+
 /// Returns a checkpoint of the folder: only the tensors of the weight map, each in the file it
-/// names. Errors: as DecodeSafetensors; DataLoss for a tensor that its file does not hold.
-Result<Decoded> DecodeHfFolder(const HfIndex& index, const std::vector<NamedFile>& files);
+/// names. Errors: as DecodeSafetensors; DataLoss for a tensor that its file does not hold, and for
+/// one that is refused.
+Result<Decoded> DecodeHfFolder(const HfIndex& index, const std::vector<NamedFile>& files,
+                               NotInIndex others = NotInIndex::kLeftOut);
 
 }  // namespace varve

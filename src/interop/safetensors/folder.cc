@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "interop/safetensors/decode.h"
+#include "interop/safetensors/hf_checksums.h"
 #include "tensor/box.h"
 #include "tensor/overlap.h"
 
@@ -182,6 +183,24 @@ Result<std::vector<const NamedFile*>> ByName(const std::vector<NamedFile>& files
   return order;
 }
 
+/// Checks that the index names each tensor of the files, in its file. Errors: DataLoss.
+Status CheckAllNamed(const HfIndex& index, const std::vector<std::string>& names,
+                     const std::vector<OpenedFile>& files) {
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    for (const SafetensorsHeader::Tensor& tensor : files[i].header.tensors) {
+      if (!std::binary_search(index.weight_map.begin(), index.weight_map.end(),
+                              std::pair(tensor.fqn, names[i]))) {
+        const Status unnamed = DataLoss(
+            names[i] + " holds it, and the index does not say so. The index was damaged, " +
+            "or another program has written it anew; in that case remove " +
+            std::string(kHfChecksumsName));
+        return unnamed.Annotate("tensor \"" + tensor.fqn + "\"");
+      }
+    }
+  }
+  return Status::Ok();
+}
+
 const SafetensorsHeader::Tensor* FindTensor(const SafetensorsHeader& header, std::string_view fqn) {
   const auto at = std::lower_bound(header.tensors.begin(), header.tensors.end(), fqn,
                                    [](const SafetensorsHeader::Tensor& tensor,
@@ -208,7 +227,8 @@ Result<Decoded> DecodeSafetensors(const std::vector<NamedFile>& files) {
   return Assemble(opened, std::move(parts));
 }
 
-Result<Decoded> DecodeHfFolder(const HfIndex& index, const std::vector<NamedFile>& files) {
+Result<Decoded> DecodeHfFolder(const HfIndex& index, const std::vector<NamedFile>& files,
+                               NotInIndex others) {
   VARVE_ASSIGN_OR_RETURN(const std::vector<const NamedFile*> given, ByName(files));
   const std::vector<std::string> names = index.FileNames();
   std::vector<OpenedFile> opened;
@@ -234,6 +254,9 @@ Result<Decoded> DecodeHfFolder(const HfIndex& index, const std::vector<NamedFile
       return missing.Annotate("tensor \"" + fqn + "\"");
     }
     parts.push_back({tensor, file});
+  }
+  if (others == NotInIndex::kRefused) {
+    VARVE_RETURN_IF_ERROR(CheckAllNamed(index, names, opened));
   }
   return Assemble(opened, std::move(parts));
 }

@@ -245,6 +245,16 @@ TEST(HfFolder, OnlyTheTensorsOfTheIndexCount) {
   EXPECT_EQ(decoded->metadata.FindTensor("w")->chunks[0].extent.file, 0U);
 }
 
+TEST(HfFolder, ATensorThatTheIndexDoesNotNameIsRefusedWhereAllAreNamed) {
+  const std::string both = SafetensorsOf(
+      "{" + Entry("v", "U8", "[1]", "[0,1]") + "," + Entry("w", "U8", "[4]", "[1,5]") + "}", 5);
+  const Folder folder{{"a", both}};
+  const HfIndex all{{{"v", "a"}, {"w", "a"}}};
+  EXPECT_TRUE(IsOk(DecodeHfFolder(all, FilesOf(folder), NotInIndex::kRefused)));
+  EXPECT_TRUE(FailsWith(DecodeHfFolder({{{"w", "a"}}}, FilesOf(folder), NotInIndex::kRefused),
+                        StatusCode::kDataLoss, {"tensor \"v\"", "a holds it"}));
+}
+
 TEST(HfFolder, ATensorOrFileThatIsNotThereIsNamed) {
   const std::string file = SafetensorsOf("{" + Entry("w", "U8", "[4]", "[0,4]") + "}", 4);
   const Folder folder{{"a", file}};
