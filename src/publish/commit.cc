@@ -79,6 +79,18 @@
 namespace varve {
 namespace {
 
+/// Returns the error of a save whose directory, or the one that is in, was removed or renamed, or
+/// whose file system was unmounted. That is a state of the storage, which a later attempt may not
+/// find: no checkpoint was asked for that is not there.
+Status WithoutNotFound(const Status& status) {
+  if (status.code() != StatusCode::kNotFound) {
+    return CopyOf(status);
+  }
+  return Status(StatusCode::kUnavailable,
+                status.message() + "; a directory was removed or renamed during the save")
+      .With(status.details());
+}
+
 class RenameCommit final : public Commit {
  public:
   static Result<std::unique_ptr<Commit>> Begin(Storage& storage, const std::string& name,
@@ -94,6 +106,7 @@ class RenameCommit final : public Commit {
  private:
   RenameCommit(Storage& storage, std::string path, std::string staging,
                std::unique_ptr<StorageLock> lock, bool overwrite);
+  Status MakeVisible(const std::vector<DataFile>& files, const std::vector<IndexFile>& index);
   Status SyncFolders(const std::vector<DataFile>& files);
   Status KeepOnly(const std::vector<BroughtFile>& brought);
   Status CheckOthers(const std::vector<BroughtFile>& brought);
@@ -275,6 +288,11 @@ Status RenameCommit::Replace() {
 
 Status RenameCommit::Publish(const std::vector<DataFile>& files,
                              const std::vector<IndexFile>& index) {
+  return WithoutNotFound(MakeVisible(files, index));
+}
+
+Status RenameCommit::MakeVisible(const std::vector<DataFile>& files,
+                                 const std::vector<IndexFile>& index) {
   VARVE_RETURN_IF_ERROR(CheckFilesAreThere(storage_, staging_, files));  // Step 6.
   VARVE_RETURN_IF_ERROR(SyncFolders(files));
   VARVE_RETURN_IF_ERROR(AddFiles());  // Step 7.
@@ -309,8 +327,9 @@ Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::strin
 
 Result<std::unique_ptr<Commit>> FileSystemPublisher::Begin(const std::string& path,
                                                            const CommitTerms& terms) {
-  return terms.index.stays ? BeginInPlaceCommit(storage_, path, terms)
-                           : RenameCommit::Begin(storage_, path, terms);
+  auto commit = terms.index.stays ? BeginInPlaceCommit(storage_, path, terms)
+                                  : RenameCommit::Begin(storage_, path, terms);
+  return commit.ok() ? std::move(commit) : WithoutNotFound(commit.status());
 }
 
 Status MayBeVisible(const Status& written) {

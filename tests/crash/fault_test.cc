@@ -32,5 +32,33 @@ TEST(StorageFaultAmongManyWrites, EndsTheSave) {
   EXPECT_GE(n, 6U);  // Data, header, manifest and record.
 }
 
+TEST(StorageFault, ADirectoryThatIsGoneIsNoCheckpointThatIsNotFound) {
+  const JobState old(1, 1);
+  const JobState job(2, 1);
+  for (const bool overwrites : {false, true}) {
+    MemoryStorage base;
+    if (overwrites) {
+      ASSERT_TRUE(IsOk(SaveAlone(old, kPath, base, false)));
+    }
+    for (const Operation operation :
+         {Operation::kLock, Operation::kRename, Operation::kSyncDirectory}) {
+      std::uint64_t n = 0;
+      for (;; ++n) {
+        const auto memory = base.AfterKill();
+        FaultyStorage faulty(*memory);
+        faulty.FailAt({operation, n, true, {StatusCode::kNotFound, "injected"}});
+        const Status outcome = SaveAlone(job, kPath, faulty, overwrites);
+        if (outcome.ok()) {
+          break;
+        }
+        EXPECT_TRUE(
+            FailsWith(outcome, StatusCode::kUnavailable, {"injected", "removed or renamed"}))
+            << OperationName(operation) << " " << n;
+      }
+      EXPECT_GE(n, 1U);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace varve::test::fault_test
