@@ -79,18 +79,6 @@
 namespace varve {
 namespace {
 
-/// Returns the error of a save whose directory, or the one that is in, was removed or renamed, or
-/// whose file system was unmounted. That is a state of the storage, which a later attempt may not
-/// find: no checkpoint was asked for that is not there.
-Status WithoutNotFound(const Status& status) {
-  if (status.code() != StatusCode::kNotFound) {
-    return CopyOf(status);
-  }
-  return Status(StatusCode::kUnavailable,
-                status.message() + "; a directory was removed or renamed during the save")
-      .With(status.details());
-}
-
 class RenameCommit final : public Commit {
  public:
   static Result<std::unique_ptr<Commit>> Begin(Storage& storage, const std::string& name,
@@ -330,6 +318,15 @@ Result<std::unique_ptr<Commit>> FileSystemPublisher::Begin(const std::string& pa
   auto commit = terms.index.stays ? BeginInPlaceCommit(storage_, path, terms)
                                   : RenameCommit::Begin(storage_, path, terms);
   return commit.ok() ? std::move(commit) : WithoutNotFound(commit.status());
+}
+
+Status WithoutNotFound(const Status& status) {
+  if (status.code() != StatusCode::kNotFound) {
+    return CopyOf(status);
+  }
+  return Status(StatusCode::kUnavailable,
+                status.message() + "; a directory was removed or renamed during the save")
+      .With(status.details());
 }
 
 Status MayBeVisible(const Status& written) {

@@ -132,6 +132,11 @@ Result<std::unique_ptr<Commit>> BeginFixedCommit(Storage& storage, const std::st
 std::vector<StoredFile> SideFilesOfFolder(const std::vector<SideFile>& files,
                                           const std::string& below);
 
+/// Returns the error of a save whose directory, or the one that is in, was removed or renamed, or
+/// whose file system was unmounted: Unavailable in place of NotFound. That is a state of the
+/// storage, which a later attempt may not find: no checkpoint was asked for that is not there.
+Status WithoutNotFound(const Status& status);
+
 /// Returns the error of a save whose last write may have been carried out, or may be yet: it keeps
 /// its files. `written` is that write's.
 Status MayBeVisible(const Status& written);

@@ -259,8 +259,9 @@ class CoordinatedSave final : public SaveSession {
     if (!settled_.claim.empty()) {
       VARVE_RETURN_IF_ERROR(CheckUploadClaim(storage_, place.directory, settled_.claim));
     }
+    const bool of_another = place.is_made && settled_.identity.rank != 0;
     return WriteFileWork(storage_, JoinPath(place.directory, file_name_), work_, staged, options_,
-                         &phases_, place.is_made ? Directory::kOfAnotherRank : Directory::kOwn);
+                         &phases_, of_another ? Directory::kOfAnotherRank : Directory::kOwn);
   }
 
   /// Makes this rank's files of what all ranks have written, where the format needs it: an exchange

@@ -40,8 +40,8 @@ TEST(StorageFault, ADirectoryThatIsGoneIsNoCheckpointThatIsNotFound) {
     if (overwrites) {
       ASSERT_TRUE(IsOk(SaveAlone(old, kPath, base, false)));
     }
-    for (const Operation operation :
-         {Operation::kLock, Operation::kRename, Operation::kSyncDirectory}) {
+    for (const Operation operation : {Operation::kLock, Operation::kOpenForWrite,
+                                      Operation::kRename, Operation::kSyncDirectory}) {
       std::uint64_t n = 0;
       for (;; ++n) {
         const auto memory = base.AfterKill();
