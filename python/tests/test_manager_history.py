@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from test_manager import state, train
 
 import varve
@@ -68,3 +70,20 @@ def test_the_history_tells_the_time_between_failures(tmp_path: Path) -> None:
     )
     assert _history.observed_mtbf(str(tmp_path)) == 200
     assert _history.observed_mtbf(str(tmp_path / "none")) is None
+
+
+def test_no_job_waits_for_a_pipe_that_has_the_name_of_a_managers_file(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with varve.CheckpointManager(run, every=1) as manager:
+        train(manager, range(1, 2))
+    for name in (".varve-restarts.json", _place.HISTORY_NAME):
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+    place = _place.place_of(str(run))
+    for read in (lambda: place.read(".varve-restarts.json"), lambda: list(place.history())):
+        with pytest.raises(OSError, match="not a regular file"):
+            read()
+    with varve.CheckpointManager(run, every=1, max_restarts=2) as manager:
+        assert manager.resume(state()) == 1
+        train(manager, range(2, 3))
+    assert [step.step for step in varve.steps(run)] == [1, 2]

@@ -251,6 +251,11 @@ def test_a_directory_that_is_no_run_is_refused_and_stays_as_it_is(run: Any, fold
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 
 
+def test_it_does_not_wait_for_a_pipe_that_has_the_historys_name(run: Any, folder: Path) -> None:
+    os.mkfifo(folder / "varve-history.jsonl")
+    assert "varve-history.jsonl: not a regular file" in run("report", folder, code=2).stderr
+
+
 # ---- hostile and long ----
 
 BREAKOUT = (

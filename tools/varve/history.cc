@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <system_error>
 #include <utility>
@@ -232,11 +233,16 @@ Result<RunHistory> ReadHistory(const std::string& run) {
   }
   const std::string path = run + "/" + std::string(kHistoryName);
   RunHistory history;
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (status.type() == std::filesystem::file_type::not_found) {
+    return history;
+  }
+  if (!error && !std::filesystem::is_regular_file(status)) {  // A pipe would be waited for.
+    return InvalidArgument("report: open " + path + ": not a regular file");
+  }
   const std::unique_ptr<std::FILE, CloseFile> file(std::fopen(path.c_str(), "rbe"));
   if (!file) {
-    if (errno == ENOENT) {
-      return history;
-    }
     return Unavailable("report: open " + path + ": " + std::generic_category().message(errno));
   }
   history.found = true;

@@ -6,11 +6,13 @@ In a directory these are files; in an object store, where nothing can be appende
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import stat
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from varve._core import manage
 from varve.errors import Error
@@ -22,6 +24,15 @@ HISTORY_NAME = "varve-history.jsonl"
 
 #: Seconds between two looks into an object store for what a person asks for: a look is a request.
 _LOOK = 15.0
+
+
+def _regular(path: str, flags: int) -> int:
+    """Opens a file. A pipe of that name would be waited for."""
+    file = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return file
 
 
 class Place(Protocol):
@@ -74,18 +85,22 @@ class Folder:
 
     def history(self, wanted: Sequence[str] = ()) -> Iterator[str]:
         try:
-            path = os.path.join(self._run, HISTORY_NAME)
-            with open(path, encoding="utf-8", errors="replace") as file:
+            with self._open(HISTORY_NAME) as file:
                 yield from file
         except FileNotFoundError:
             return
 
     def read(self, name: str) -> str | None:
         try:
-            with open(os.path.join(self._run, name), encoding="utf-8", errors="replace") as file:
+            with self._open(name) as file:
                 return file.read()
         except FileNotFoundError:
             return None
+
+    def _open(self, name: str) -> TextIO:
+        return open(
+            os.path.join(self._run, name), encoding="utf-8", errors="replace", opener=_regular
+        )
 
     def write(self, name: str, text: str) -> None:
         path = os.path.join(self._run, name)
