@@ -174,6 +174,8 @@ def _options() -> argparse.Namespace:
         parser.error("--rounds and --tensors are at least 1, --warmups at least 0")
     if options.size % (options.tensors * 4096) != 0 or options.size % (64 << 10) != 0:
         parser.error("--size must be a multiple of 64 KiB and of 4 KiB times --tensors")
+    if not options.dir.is_dir():
+        parser.error(f"--dir {options.dir}: there is no such directory")
     return options
 
 
