@@ -153,7 +153,7 @@ TEST(LostAgent, ATrainerThatGotNoAnswerLeavesTheExchangeToTheAgent) {
     auto stager = Stager::Make({}, nullptr, std::move(executor));
     VARVE_RETURN_IF_ERROR(stager.status());
     AsyncSaveOptions slow;
-    slow.save.max_write_bandwidth = 1;  // Rank 0 withdraws meanwhile.
+    slow.save.max_write_bandwidth = std::uint64_t{8} << 20;  // Rank 0 withdraws meanwhile.
     const State state = training.state(std::to_string(rank.rank()));
     return AsyncSave(state, dir / "c", slow, **stager, rank).done().get().status();
   });
@@ -261,7 +261,7 @@ TEST(LostAgent, ThatStandsStillKeepsNoTrainerAndHurtsNoSaveWhenItGoesOn) {
   ASSERT_NE(kept, nullptr);
   EXPECT_GT(BytesFromMemory(*kept, count, dir / "kept", first), 0U);
   AsyncSaveOptions slow;
-  slow.save.max_write_bandwidth = 1;  // It does not end by itself.
+  slow.save.max_write_bandwidth = std::uint64_t{1} << 20;  // Twenty seconds.
   const AsyncSaveHandle writing = save("writing", slow);
   ASSERT_TRUE(IsOk(writing.staged().get()));
   agent.StandStill();

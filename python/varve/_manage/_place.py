@@ -27,9 +27,10 @@ _LOOK = 15.0
 
 
 def _regular(path: str, flags: int) -> int:
-    """Opens a file. A pipe of that name would be waited for."""
+    """Opens a file, for `open`, which refuses a directory. A pipe of that name would be waited for."""
     file = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
+    mode = os.fstat(file).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         os.close(file)
         raise OSError(errno.EINVAL, "not a regular file", path)
     return file
