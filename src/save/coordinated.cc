@@ -260,8 +260,10 @@ class CoordinatedSave final : public SaveSession {
       VARVE_RETURN_IF_ERROR(CheckUploadClaim(storage_, place.directory, settled_.claim));
     }
     const bool of_another = place.is_made && settled_.identity.rank != 0;
-    return WriteFileWork(storage_, JoinPath(place.directory, file_name_), work_, staged, options_,
-                         &phases_, of_another ? Directory::kOfAnotherRank : Directory::kOwn);
+    auto written =
+        WriteFileWork(storage_, JoinPath(place.directory, file_name_), work_, staged, options_,
+                      &phases_, of_another ? Directory::kOfAnotherRank : Directory::kOwn);
+    return written.ok() || !place.is_made ? std::move(written) : WithoutNotFound(written.status());
   }
 
   /// Makes this rank's files of what all ranks have written, where the format needs it: an exchange

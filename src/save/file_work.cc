@@ -7,7 +7,6 @@
 
 #include "base/time_source.h"
 #include "base/trace.h"
-#include "publish/commit.h"
 #include "varve/storage.h"
 
 namespace varve {
@@ -21,12 +20,6 @@ Result<std::unique_ptr<WritableFile>> Open(Storage& storage, const std::string& 
                                            const FileWork& work, const SaveOptions& options) {
   return work.open ? work.open(storage, ParentPath(path), options.direct)
                    : storage.OpenForWrite(path, {.size = work.size, .direct = options.direct});
-}
-
-Result<std::unique_ptr<WritableFile>> OpenInOwn(Storage& storage, const std::string& path,
-                                                const FileWork& work, const SaveOptions& options) {
-  auto file = Open(storage, path, work, options);
-  return file.ok() ? std::move(file) : WithoutNotFound(file.status());
 }
 
 /// Opens the file in a directory that another rank has made, which this one may not see yet. The
@@ -60,7 +53,7 @@ Result<WrittenShare> WriteFileWork(Storage& storage, const std::string& path, co
   timer.emplace(phases, "write", work.size);
   VARVE_ASSIGN_OR_RETURN(const auto file, directory == Directory::kOfAnotherRank
                                               ? OpenWhenSeen(storage, path, work, options)
-                                              : OpenInOwn(storage, path, work, options));
+                                              : Open(storage, path, work, options));
   WriteSegmentsOptions write_options{.block_bytes = work.block_bytes,
                                      .sums = work.sums,
                                      .writes_in_flight = options.writes_in_flight,

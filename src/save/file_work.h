@@ -63,7 +63,7 @@ enum class Directory : std::uint8_t {
 /// Writes the file at `path`, which must not exist, and makes it durable. The data come from the
 /// segments, or from `staged`, which is a copy of them. Adds "write" and "sync" to `phases`, unless
 /// it is null. Errors: as WriteSegments and StagedFile::WriteTo; FailedPrecondition where another
-/// rank's directory is not seen; Unavailable where one's own is not there any more.
+/// rank's directory is not seen.
 Result<WrittenShare> WriteFileWork(Storage& storage, const std::string& path, const FileWork& work,
                                    StagedFile* staged, const SaveOptions& options,
                                    std::vector<Phase>* phases = nullptr,

@@ -32,7 +32,7 @@ TEST(StorageFaultAmongManyWrites, EndsTheSave) {
   EXPECT_GE(n, 6U);  // Data, header, manifest and record.
 }
 
-TEST(StorageFault, ADirectoryThatIsGoneIsNoCheckpointThatIsNotFound) {
+TEST(StorageFault, ARemovedDirectoryIsUnavailableAndNoMissingCheckpoint) {
   const JobState old(1, 1);
   const JobState job(2, 1);
   for (const bool overwrites : {false, true}) {
