@@ -56,8 +56,8 @@ struct HfIndex {
 Result<HfIndex> DecodeHfIndex(std::string_view json);
 std::string EncodeHfIndex(const HfIndex& index, std::uint64_t total_size);
 
-/// What becomes of tensors of a file that the index does not name. Of other software's folders they
-/// are left out; Varve names all that it writes.
+/// Tells what DecodeHfFolder does with a tensor that a file holds and the index does not name. Other
+/// software may mean to leave it out. Varve's own index names every tensor, so it was damaged.
 enum class NotInIndex : std::uint8_t { kLeftOut, kRefused };
 
 /// Returns a checkpoint of the folder: only the tensors of the weight map, each in the file it
