@@ -74,16 +74,24 @@ def save_partial(rank: int, size: int, path: str) -> None:
     varve.torch.save({"grad": tensor}, path)
 
 
-def save_uneven(rank: int, size: int, path: str) -> None:
-    """Saves 7 rows as FSDP2 on 3 ranks cuts the shards of 2 ranks with tensor parallelism."""
+def _uneven(rank: int, rows: list[float]) -> DTensor:
+    """Returns 7 rows as FSDP2 on 3 ranks cuts the shards of 2 ranks with tensor parallelism."""
     mesh = init_device_mesh("cpu", (3, 2))
-    rows = [[0, 1], [4], [2, 3], [5], [], [6]][rank]
-    local = torch.tensor(rows, dtype=torch.float32)
     placements = [_StridedShard(0, split_factor=2), Shard(0)]
-    tensor = DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=torch.Size([7]), stride=(1,)
+    return DTensor.from_local(
+        torch.tensor(rows), mesh, placements, run_check=False, shape=torch.Size([7]), stride=(1,)
     )
-    varve.torch.save({"w": tensor}, path)
+
+
+def save_uneven(rank: int, size: int, path: str) -> None:
+    rows = [[0.0, 1.0], [4.0], [2.0, 3.0], [5.0], [], [6.0]]
+    varve.torch.save({"w": _uneven(rank, rows[rank])}, path)
+
+
+def load_uneven(rank: int, size: int, path: str) -> list[float]:
+    tensor = _uneven(rank, [[-1.0, -1.0], [-1.0], [-1.0, -1.0], [-1.0], [], [-1.0]][rank])
+    varve.torch.load({"w": tensor}, path)
+    return tensor.to_local().tolist()
 
 
 def save_ddp(rank: int, size: int, path: str) -> int:

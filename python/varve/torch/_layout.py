@@ -4,13 +4,16 @@ The rules are those of torch.distributed.tensor (placement_types.py, torch 2.13)
 are applied in order; Shard(d) cuts the rest of dimension d as torch.chunk does, so later
 coordinates may get less or nothing; _StridedShard(d, split_factor=f) first cuts it into f pieces
 and shards each, so that a rank's part may be several stretches. Applying them to lists of stretches
-instead of to one stretch covers both. Pure: no torch objects.
+instead of to one stretch covers both. Where the f pieces are those that later mesh dimensions make,
+they are cut first: so FSDP2 makes the shards of tensor parallel ones (_fsdp_param.py), and the order
+matters where sizes do not divide. Pure: no torch objects.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 #: Half-open stretches of one dimension, in the order of the local tensor.
 Stretches = list[tuple[int, int]]
@@ -36,22 +39,48 @@ def _total(stretches: Stretches) -> int:
     return sum(high - low for low, high in stretches)
 
 
-def shard(stretches: Stretches, count: int, index: int) -> Stretches:
-    """Returns the `index`-th of `count` torch.chunk pieces; empty where there are fewer pieces."""
-    total = _total(stretches)
-    step = -(-total // count)
-    return _take(stretches, min(index * step, total), min((index + 1) * step, total))
+class Cut(NamedTuple):
+    """A mesh dimension that shards a dimension of a tensor; `pieces` is 1 or a _StridedShard's split_factor."""
+
+    parts: int
+    part: int
+    pieces: int = 1
 
 
-def strided_shard(stretches: Stretches, count: int, index: int, split_factor: int) -> Stretches:
-    """Returns the `index`-th piece of each of `split_factor` torch.chunk pieces, joined."""
-    total = _total(stretches)
-    step = -(-total // split_factor)
-    joined: Stretches = []
-    for piece in range(split_factor):
-        part = _take(stretches, min(piece * step, total), min((piece + 1) * step, total))
-        joined.extend(shard(part, count, index))
-    return joined
+def stretches(size: int, cuts: Sequence[Cut]) -> Stretches:
+    """Returns the part of a dimension that these cuts, in the order of the mesh, leave this rank."""
+    held: Stretches = [(0, size)]
+    for cut in _ordered(cuts):
+        held = _strided(held, cut) if cut.pieces > 1 else _shard(held, cut)
+    return held
+
+
+def _ordered(cuts: Sequence[Cut]) -> list[Cut]:
+    """Returns cuts in the order in which they are made, each whose pieces later ones make as a plain one."""
+    ordered: list[Cut] = []
+    for cut in reversed(cuts):
+        at, made = 0, 1
+        while made < cut.pieces and at < len(ordered):
+            made *= ordered[at].parts
+            at += 1
+        if made == cut.pieces:
+            ordered.insert(at, cut._replace(pieces=1))
+        else:
+            return list(cuts)
+    return ordered
+
+
+def _shard(held: Stretches, cut: Cut) -> Stretches:
+    """Returns the `part`-th of `parts` torch.chunk pieces; empty where there are fewer pieces."""
+    total = _total(held)
+    step = -(-total // cut.parts)
+    return _take(held, min(cut.part * step, total), min((cut.part + 1) * step, total))
+
+
+def _strided(held: Stretches, cut: Cut) -> Stretches:
+    """Returns the `part`-th part of each of `pieces` torch.chunk pieces, joined."""
+    pieces = (_shard(held, Cut(cut.pieces, piece)) for piece in range(cut.pieces))
+    return [stretch for piece in pieces for stretch in _shard(piece, cut)]
 
 
 def _merged(stretches: Stretches) -> Stretches:

@@ -289,24 +289,20 @@ def _stretches(
     from torch.distributed.tensor.placement_types import Partial, Shard, _StridedShard
 
     coordinate = mesh.get_coordinate()
-    dims: list[_layout.Stretches] = [[(0, size)] for size in shape]
+    cuts: dict[int, list[_layout.Cut]] = {}
     for mesh_dim, placement in enumerate(placements):
-        count = mesh.size(mesh_dim)
-        index = coordinate[mesh_dim]
         if isinstance(placement, Partial):
             raise InvalidArgumentError(
                 f'tensor "{fqn}": a DTensor with a Partial placement holds unreduced sums, which no '
                 "other layout could load; redistribute it to Shard or Replicate first"
             )
-        if isinstance(placement, _StridedShard):
-            dims[placement.dim] = _layout.strided_shard(
-                dims[placement.dim], count, index, int(placement.split_factor)
-            )
-        elif isinstance(placement, Shard):
-            dims[placement.dim] = _layout.shard(dims[placement.dim], count, index)
+        if isinstance(placement, (Shard, _StridedShard)):
+            pieces = int(getattr(placement, "split_factor", 1))
+            cut = _layout.Cut(mesh.size(mesh_dim), coordinate[mesh_dim], pieces)
+            cuts.setdefault(placement.dim % len(shape), []).append(cut)
         elif not placement.is_replicate():
             raise UnsupportedError(f'tensor "{fqn}": placement {placement} is not known')
-    return dims
+    return [_layout.stretches(size, cuts.get(dim, ())) for dim, size in enumerate(shape)]
 
 
 def boxes_of(local: torch.Tensor, dims: list[_layout.Stretches]) -> list[_Shard]:
@@ -324,16 +320,9 @@ def _dtensorshards(fqn: str, tensor: Any) -> list[_Shard]:
     local = tensor._local_tensor
     expected = tuple(sum(high - low for low, high in stretches) for stretches in dims)
     if tuple(local.shape) != expected and local.numel() != 0:
-        remedy = ""
-        if any(hasattr(each, "split_factor") for each in tensor.placements):
-            # FSDP2 cuts tensor parallel shards; its placements tell the cuts of even ones alone.
-            remedy = (
-                ": FSDP2 over tensor parallelism does so where a dimension is divided unevenly; make the "
-                f"dimension a multiple of {tensor.device_mesh.size()}"
-            )
         raise InvalidArgumentError(
             f'tensor "{fqn}": the local shard has shape {tuple(local.shape)}, its placements '
-            f"{tensor.placements} give {expected}{remedy}"
+            f"{tensor.placements} give {expected}"
         )
     if local.numel() == 0 and 0 not in tensor.shape:
         return []
