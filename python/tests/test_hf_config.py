@@ -99,6 +99,24 @@ def test_the_configuration_says_what_tensors_were_cast_to(tmp_path: Path, given:
     assert config_of(tmp_path / "n")["torch_dtype"] == "float32"  # No cast, no change.
 
 
+@pytest.mark.parametrize("given", ["a side file", "a directory"])
+def test_a_conversion_says_in_the_configuration_what_it_has_cast_to(
+    tmp_path: Path, given: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = llama()
+    model.save_pretrained(tmp_path / "theirs")
+    files = {"config.json": str(tmp_path / "theirs/config.json")}
+    beside = given == "a side file"
+    save({"model": model}, tmp_path / "c", files=files if beside else None)
+    directory = None if beside else tmp_path / "theirs"
+    varve.convert(tmp_path / "c", tmp_path / "m", "hf", dtype="bf16", hf_config=directory)
+    assert config_of(tmp_path / "m") == {**config_of(tmp_path / "theirs"), "dtype": "bfloat16"}
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "m").dtype == torch.bfloat16
+    assert not varve.verify(tmp_path / "m")
+
+
 def test_what_has_no_configuration_is_refused(tmp_path: Path) -> None:
     from transformers import LlamaConfig
 

@@ -199,6 +199,11 @@ Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& sel
       others.push_back(file);
     }
   }
+  for (SideFile& file : others) {
+    if (options.dtype && file.name == "config.json") {
+      file.content = WithDType(file.content, *options.dtype);
+    }
+  }
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   VARVE_ASSIGN_OR_RETURN(
       const auto commit,

@@ -131,6 +131,11 @@ Result<ConvertReport> ConvertToTorch(CheckpointReader& reader, const Selection& 
 /// names the data files of the source, and the note of a step of a run. Errors: DataLoss.
 Result<std::vector<SideFile>> ReadSideFiles(CheckpointReader& reader);
 
+/// Returns the text of a `config.json` with this dtype wherever it states that of the model or of a
+/// part, such as the text model; what is no JSON object stays as it is. A model that states none
+/// gets that of its tensors.
+std::string WithDType(const std::string& config, DType dtype);
+
 /// Names of files.
 std::vector<std::string> NamesOf(const std::vector<SideFile>& files);
 
