@@ -62,6 +62,14 @@ def test_a_loaded_loop_goes_on_with_the_same_batches_dropout_and_losses(
     assert_equal(again.weights(), loop.weights())
 
 
+def test_a_folder_for_hugging_face_has_the_names_of_the_only_model(tmp_path: Path) -> None:
+    loop = Loop()
+    loop.epoch()
+    loop.checkpoints.save_state(tmp_path / "one").result()
+    varve.convert(tmp_path / "one", tmp_path / "hf", "hf")
+    assert_equal(dict(varve.read(tmp_path / "hf")), loop.weights())
+
+
 def test_the_optimizers_state_is_made_beside_its_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,16 @@ std::string Count(std::uint64_t number, const char* noun) {
   return std::to_string(number) + " " + noun + (number == 1 ? "" : "s");
 }
 
+/// Returns the key of the only model of an Accelerator, in a list beside that of its optimizers;
+/// empty for any other state.
+std::string OnlyModelOfAccelerator(const Value& structure) {
+  const Value* const models = ItemAt(structure, "models");
+  const bool is_one = models != nullptr && models->kind == ValueKind::kList &&
+                      models->items.size() == 1 && HoldsTensor(models->items[0]) &&
+                      ItemAt(structure, "optimizers") != nullptr;
+  return is_one ? "models.0" : "";
+}
+
 }  // namespace
 
 const Value* ItemAt(const Value& structure, std::string_view key) {
@@ -65,7 +75,10 @@ TrainingState FindTraining(const Value& structure) {
 
 ModelPart FindModel(const Value& structure) {
   const TrainingState training = FindTraining(structure);
-  const std::string key = ModelKey(*training.structure);
+  std::string key = ModelKey(*training.structure);
+  if (key.empty()) {
+    key = OnlyModelOfAccelerator(structure);
+  }
   return key.empty() ? ModelPart{"", "optim"} : ModelPart{training.prefix + key + ".", ""};
 }
 

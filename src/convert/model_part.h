@@ -39,7 +39,8 @@ struct TrainingState {
 /// optimizer beside it; else the top level.
 TrainingState FindTraining(const Value& structure);
 
-/// Finds the model by the containers of the state: ModelKey of FindTraining; else all but the
+/// Finds the model by the containers of the state: ModelKey of FindTraining; else the one item of a
+/// list "models" beside "optimizers", as varve.integrations.accelerate saves it; else all but the
 /// entries whose name begins with "optim". A None structure has no entries.
 ModelPart FindModel(const Value& structure);
 

@@ -152,6 +152,31 @@ TEST(Select, RefusesToCastToATypeThatIsNoFloat) {
                         StatusCode::kInvalidArgument, {"not to int8"}));
 }
 
+// ---- the model ----
+
+/// Returns {"models": [the model, ...], "optimizers": [one]}.
+SmallState OfAccelerator(std::size_t models) {
+  SmallState state;
+  std::vector<Value> each;
+  for (std::size_t i = 0; i < models; ++i) {
+    state.Floats("models." + std::to_string(i) + ".w", {1});
+    each.push_back(Dict({Value::Str("w"), TensorLeaf()}));
+  }
+  return std::move(
+      state.Floats("optimizers.0.m", {2})
+          .Structure(Dict({Value::Str("models"), List(std::move(each)), Value::Str("optimizers"),
+                           List({Dict({Value::Str("m"), TensorLeaf()})})})));
+}
+
+TEST(Select, TheOnlyModelOfAnAcceleratorHasItsOwnNamesInAHuggingFaceFolder) {
+  const auto one = SelectFrom(OfAccelerator(1), {.to = ConvertTarget::kHf});
+  ASSERT_TRUE(IsOk(one));
+  EXPECT_EQ(NamesOf(*one), (Names{"w"}));
+  const auto two = SelectFrom(OfAccelerator(2), {.to = ConvertTarget::kHf});
+  ASSERT_TRUE(IsOk(two));
+  EXPECT_EQ(NamesOf(*two), (Names{"models.0.w", "models.1.w"}));
+}
+
 // ---- structure ----
 
 TEST(Select, KeepsTheStructureWhereAllOfItIsSelected) {
