@@ -34,6 +34,13 @@ std::string OnlyModelOfAccelerator(const Value& structure) {
 
 }  // namespace
 
+std::string ModelPart::WhyNothing() const {
+  return excluded_prefix.empty()
+             ? ""
+             : ": the format gets the model alone, and what begins with \"" + excluded_prefix +
+                   "\" is no part of it; include what you want";
+}
+
 const Value* ItemAt(const Value& structure, std::string_view key) {
   for (std::size_t i = 0; IsMapping(structure.kind) && i + 1 < structure.items.size(); i += 2) {
     if (KeyText(structure.items[i]) == key) {

@@ -16,6 +16,9 @@ struct ModelPart {
   std::string prefix;           ///< Names of the model begin with it; may be empty.
   std::string excluded_prefix;  ///< No name of the model begins with it, where it is not empty.
 
+  /// Returns what to add to the error of a conversion that finds nothing of the model.
+  [[nodiscard]] std::string WhyNothing() const;
+
   [[nodiscard]] bool Holds(std::string_view name) const {
     return name.starts_with(prefix) &&
            (excluded_prefix.empty() || !name.starts_with(excluded_prefix));

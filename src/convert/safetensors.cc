@@ -185,7 +185,8 @@ Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& sel
   ConvertReport report;
   const auto tensors = Nameable(selection, &report);
   if (tensors.empty()) {
-    return NotFound("no tensor is selected that safetensors can hold");
+    return NotFound("no tensor is selected that safetensors can hold" +
+                    selection.model.WhyNothing());
   }
   const std::vector<PlannedFile> files = Shard(tensors, options.shard_size);
   for (const PlannedFile& file : files) {

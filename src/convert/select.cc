@@ -267,7 +267,7 @@ Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& asked) 
   VARVE_RETURN_IF_ERROR(SelectObjects(reader, options, wanted, &names, &selection, &classes));
   const bool has_entries = !reader.metadata().tensors.empty() || !reader.metadata().objects.empty();
   if (names.empty() && has_entries) {
-    return NotFound("nothing in the checkpoint is selected");
+    return NotFound("nothing in the checkpoint is selected" + selection.model.WhyNothing());
   }
   const bool keeps_names = options.part.empty() ? options.rename.empty() : asked.rename.empty();
   if (structure.kind != ValueKind::kNone && Prune(wanted, "", true, &structure)) {

@@ -177,6 +177,19 @@ TEST(Select, TheOnlyModelOfAnAcceleratorHasItsOwnNamesInAHuggingFaceFolder) {
   EXPECT_EQ(NamesOf(*two), (Names{"models.0.w", "models.1.w"}));
 }
 
+TEST(Select, SaysWhyNothingOfAnOptimizerGoesIntoAHuggingFaceFolder) {
+  MemoryStorage storage;
+  ASSERT_TRUE(IsOk(SmallState().Floats("optim.m", {1}).Save(storage, "/alone")));
+  ASSERT_TRUE(IsOk(SmallState()
+                       .Floats("optim.m", {1})
+                       .Object("trainer.step", Value::Int(7))
+                       .Save(storage, "/with-values")));
+  for (const std::string path : {"/alone", "/with-values"}) {
+    EXPECT_TRUE(FailsWith(Convert(path, "/hf", {.to = ConvertTarget::kHf}, storage),
+                          StatusCode::kNotFound, {"the model alone", "begins with \"optim\""}));
+  }
+}
+
 // ---- structure ----
 
 TEST(Select, KeepsTheStructureWhereAllOfItIsSelected) {
