@@ -14,11 +14,12 @@ if not os.environ.get("VARVE_REQUIRE_BUILD"):
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="accelerate is not installed")
 
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 from transformers_jobs import losses_of, tiny, trainer_of
 
 import varve
 from varve.integrations import _hf_folders
+from varve.integrations.transformers import VarveSaving
 
 
 def with_adapter() -> Any:
@@ -119,3 +120,31 @@ def test_a_folder_of_others_stays_where_the_caller_has_no_reason_against_it(tmp_
         ".checkpoint-1.passed-over-1",
         ".checkpoint-1.passed-over-2",
     ]
+
+
+@pytest.mark.parametrize("rate", [0, 50_000])
+def test_a_sigterm_behind_a_save_of_the_same_step_leaves_a_whole_checkpoint(
+    tmp_path: Path, rate: int
+) -> None:
+    """The Trainer's callback puts its sentinel where that save, which is under way, is to go."""
+    managers: list[Any] = []
+
+    class Ask(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            managers[0].is_checkpoint_requested = state.global_step == 2
+
+    trainer = trainer_of(
+        tmp_path,
+        4,
+        saving=VarveSaving(max_write_bandwidth=rate),
+        trainer={"callbacks": [Ask()]},
+        save_steps=1,
+        enable_jit_checkpoint=True,
+    )
+    callbacks = trainer.callback_handler.callbacks
+    managers += [c.jit_manager for c in callbacks if hasattr(c, "jit_manager")]
+    trainer.train()
+    assert trainer.state.global_step == 3  # It ends the step that has begun.
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert varve.verify(tmp_path / "checkpoint-2") == []
+    assert "checkpoint-is-incomplete.txt" not in os.listdir(tmp_path / "checkpoint-2")

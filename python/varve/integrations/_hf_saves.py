@@ -159,6 +159,14 @@ class Saves:
         self._handles[path] = handle
         return handle
 
+    def supersede(self, path: str) -> None:
+        """Waits for a save of `path`, and forgets its failure: the caller saves the same step again. Collective."""
+        earlier = self._handles.get(path)
+        failure = None if earlier is None else earlier.exception()
+        if failure is not None:
+            del self._handles[path]
+            self._failures.forget(failure)
+
     def rotate_after(
         self, path: str, folder: str, prefix: str, limit: int | None, keep: Collection[str]
     ) -> None:

@@ -203,8 +203,10 @@ class VarveTrainerMixin:
         if self.state.best_global_step == step:
             self.state.best_model_checkpoint = folder
         first = self.args.process_index == 0
-        if self.args.enable_jit_checkpoint and self.args.world_size > 1:
-            torch.distributed.barrier()  # Every rank's callback has put its sentinel there.
+        if self.args.enable_jit_checkpoint:
+            if self.args.world_size > 1:
+                torch.distributed.barrier()  # Every rank's callback has put its sentinel there.
+            self._varve_saves.supersede(path)  # The sentinel may have been in its way.
         state, files = prepared(lambda: self._varve_content(path))
         self._varve_saves.begin(
             state,
