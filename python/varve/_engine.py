@@ -210,6 +210,7 @@ def gather(content: Content, arrays: Arrays, rank: int, format: str) -> Gathered
         engine.structure = _core.encode_value(structure, "", False)
         tensors = flat.tensors
         if folder is not None:
+            _hf.warn_of_wrapped(flat.wrapped)
             tensors = folder.tensors(_hf.named_as_torchao(tensors, flat.wrapped), arrays)
         made.keep.extend((flat.taken, tensors))  # A state_dict()'s new tensors have no other owner.
         for fqn, tensor in tensors:

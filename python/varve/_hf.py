@@ -141,6 +141,18 @@ def _checked_name(name: str, new: Any) -> str:
     return new
 
 
+def warn_of_wrapped(wrapped: list[str]) -> None:
+    """Warns of tensors whose inner ones alone get into the folder."""
+    if wrapped:
+        others = f" and {len(wrapped) - 1} others" if len(wrapped) > 1 else ""
+        warn(
+            f'format="hf" writes the inner tensors of "{wrapped[0]}"{others} under torchao\'s names, without '
+            "the classes: neither from_pretrained nor load makes tensors of them. Dequantize the state, "
+            "or call the model's save_pretrained",
+            UserWarning,
+        )
+
+
 def named_as_torchao(tensors: list[tuple[str, Any]], wrapped: list[str]) -> list[tuple[str, Any]]:
     """Returns tensors with the inner ones of wrapped tensors as torchao names them in safetensors files.
 
