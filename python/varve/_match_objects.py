@@ -154,6 +154,10 @@ def _optimizer(match: Match, planned: Planned, state: Any, stored: Any, path: st
         match._visit(made[key], stored["state"][key], name, item_setter(made, key))
     groups = join(path, "param_groups")
     if planned.options is None:
+        for i, options in enumerate(planned.given):
+            for key in options:
+                if match._wants(f"{groups}.{i}.{key}"):
+                    del state["param_groups"][i][key]
         match._visit(state["param_groups"], stored["param_groups"], groups, lambda _new: None)
     else:
         _options(match, planned.options, state["param_groups"], stored["param_groups"], groups)

@@ -114,6 +114,8 @@ class Planned:
         halves: Names that a stored state lacks and should have.
         options: By group of the destination, the stored group that each option is from. None: groups are
             as they were stored.
+        given: By group of the destination, then, the options that are not stored and that the optimizer
+            itself gives to the groups it loads, such as those that older releases of it did not have.
         notes: Remarks for the caller.
         beside: Some parameters are divided among ranks, or elsewhere than tensors are made by default: new
             state goes where they are.
@@ -124,6 +126,7 @@ class Planned:
     others: list[Any]
     halves: list[str]
     options: list[dict[Any, int]] | None = None
+    given: list[list[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     beside: bool = False
     first: First | None = None

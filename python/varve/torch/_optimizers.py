@@ -90,6 +90,8 @@ def plan(
     if by_name:
         planned.options = []
         _plan_options(planned, planned.options, optimizer, stored, path, source)
+    else:
+        planned.given = _given(optimizer, state["param_groups"], stored["param_groups"])
     return planned
 
 
@@ -339,6 +341,34 @@ def _plan_options(
                     f"the stored groups {', '.join(map(str, have))}, which differ in it"
                 )
         chosen.append(options)
+
+
+def _given(optimizer: torch.optim.Optimizer, groups: Any, stored: Any) -> list[list[str]]:
+    """Returns the options that stored groups lack and `load_state_dict` adds, by group.
+
+    An option that is new in a release of torch gets there, in `__setstate__`, what older ones did without it.
+    """
+    lacking = [
+        [key for key in group if key not in _at(stored, i)] for i, group in enumerate(groups)
+    ]
+    kind: Any = type(optimizer)
+    if not any(lacking) or kind.load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        return []
+    made = object.__new__(kind)
+    bare = [
+        {key: item for key, item in group.items() if key not in each} | {"params": []}
+        for group, each in zip(groups, lacking, strict=True)
+    ]
+    try:
+        made.__setstate__({"defaults": {**optimizer.defaults}, "state": {}, "param_groups": bare})
+    except (
+        Exception
+    ):  # A class of the caller's, which wants more. Then the load says what is missing.
+        return []
+    return [
+        [key for key in each if key in group]
+        for group, each in zip(made.param_groups, lacking, strict=True)
+    ]
 
 
 def _options(stored: Any, groups: list[int]) -> list[Any]:
