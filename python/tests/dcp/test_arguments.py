@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.distributed.checkpoint import filesystem
 import varve
 import varve.torch
 import varve.torch.dcp as dcp
+from varve.torch.dcp._compat import fsspec_storage
 
 STATE = {"a": torch.arange(3000.0), "b": torch.arange(2000.0), "c": torch.ones(10), "n": 5}
 
@@ -177,6 +180,17 @@ def test_a_scheme_that_fsspec_serves_is_torchs() -> None:
     loaded = {"n": 0}
     dcp.load(loaded, checkpoint_id="memory://varve-test/step")
     assert loaded["n"] == 5
+
+
+def test_torchs_public_storage_over_fsspec_is_taken_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch 2.15 has made the module public, and warns of the old name."""
+    public: Any = types.ModuleType("torch.distributed.checkpoint.fsspec_filesystem")
+    public.FsspecReader, public.FsspecWriter = object(), object()
+    monkeypatch.setitem(sys.modules, public.__name__, public)
+    assert fsspec_storage(reader=True) is public.FsspecReader
+    assert fsspec_storage(reader=False) is public.FsspecWriter
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -58,8 +58,10 @@ def storage_may_come_second(name: str) -> Callable[[_Function], _Function]:
 
 def fsspec_storage(reader: bool) -> Any:
     """Returns torch's storage over fsspec; None where fsspec is not installed, or fails to be imported."""
-    try:
-        module: Any = importlib.import_module("torch.distributed.checkpoint._fsspec_filesystem")
-    except Exception:  # As torch itself.
-        return None
-    return module.FsspecReader if reader else module.FsspecWriter
+    for name in ("fsspec_filesystem", "_fsspec_filesystem"):  # Torch has the first since 2.15.
+        try:
+            module: Any = importlib.import_module(f"torch.distributed.checkpoint.{name}")
+        except Exception:  # As torch itself.
+            continue
+        return module.FsspecReader if reader else module.FsspecWriter
+    return None
