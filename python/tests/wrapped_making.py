@@ -58,6 +58,8 @@ REASONS: dict[str, str] = {
     "torchao.swizzle.swizzle_tensor:SwizzleTensor": _REFUSED,
     "torchao.utils:TorchAOBaseTensor": _BASE,
 }
+if hasattr(torch.utils.dlpack, "ReadOnlyTensorWrapper"):  # Since torch 2.15.
+    REASONS["torch.utils.dlpack:ReadOnlyTensorWrapper"] = "refuses every operation itself"
 
 
 def kind_of(row: Row) -> Any:

@@ -195,6 +195,21 @@ def test_torch_builds_a_whole_state_from_what_varve_wrote(tmp_path: Path) -> Non
         assert same(part, {"model": {"layers": state["model"]["layers"]}})
 
 
+def test_strides_that_torch_2_15_writes_into_an_index_are_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    properties: Any = torch_dcp.metadata.TensorProperties
+    of_this_torch = properties.__getstate__
+    monkeypatch.setattr(properties, "__getstate__", lambda p: (*of_this_torch(p)[:5], (1, 2)))
+    torch_dcp.save({"w": torch.arange(4.0).reshape(2, 2).t()}, checkpoint_id=tmp_path / "step")
+    monkeypatch.undo()
+    loaded = {"w": torch.zeros(2, 2)}
+    dcp.load(loaded, checkpoint_id=tmp_path / "step")
+    assert loaded["w"].tolist() == [[0, 2], [1, 3]]
+    assert same(varve.torch.read(tmp_path / "step"), loaded)
+    assert varve.verify(tmp_path / "step") == []
+
+
 def test_planners_may_rename_what_they_read(tmp_path: Path) -> None:
     class Renaming(torch_dcp.DefaultLoadPlanner):
         """Gives the entries of the checkpoint another prefix, as fine-tuning code does."""
