@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -90,12 +91,17 @@ class PosixWritableFile final : public WritableFile {
     if (ExceedsFileLimit(offset + data.size())) {
       return ErrnoStatus("write at byte " + std::to_string(offset) + " of", name_, EFBIG);
     }
+    if (direct_ && (offset % kDirectAlignment != 0 || data.size() % kDirectAlignment != 0)) {
+      return InvalidArgument("write at byte " + std::to_string(offset) + " of " + name_ + ": " +
+                             std::to_string(data.size()) + " bytes are no whole pages");
+    }
     while (!data.empty()) {
       const std::size_t size =
           std::min<std::uint64_t>(data.size(), kExtentBytes - offset % kExtentBytes);
+      const bool direct = direct_;
       const ssize_t written = ::pwrite(fd_.get(), data.data(), size, static_cast<off_t>(offset));
       if (written < 0) {
-        if (errno == EINTR) {
+        if (errno == EINTR || (errno == EINVAL && direct && LeaveDirect())) {
           continue;
         }
         return ErrnoStatus("write at byte " + std::to_string(offset) + " of", name_, errno);
@@ -131,9 +137,21 @@ class PosixWritableFile final : public WritableFile {
   [[nodiscard]] bool direct() const override { return direct_; }
 
  private:
+  /// Lets writes go through the page cache from now on; false where that cannot be. What refuses a
+  /// direct write that is aligned: mergerfs, which cuts it at bytes that are not; the rest of a
+  /// write that a full disk cut short; memory that is not aligned.
+  bool LeaveDirect() {
+    const int flags = ::fcntl(fd_.get(), F_GETFL);
+    if (flags < 0 || ::fcntl(fd_.get(), F_SETFL, flags & ~O_DIRECT) != 0) {
+      return false;
+    }
+    direct_ = false;
+    return true;
+  }
+
   std::string name_;
   FileDescriptor fd_;
-  bool direct_;
+  std::atomic<bool> direct_;
 };
 
 class PosixReadableFile final : public ReadableFile {

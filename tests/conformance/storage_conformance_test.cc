@@ -73,6 +73,22 @@ TEST_P(FileSystemConformance, DirectWritesMustBeAligned) {
                         StatusCode::kInvalidArgument));
 }
 
+// As mergerfs refuses whatever comes, so every disk refuses memory at an odd address.
+TEST_P(FileSystemConformance, ADirectWriteThatIsRefusedGoesThroughThePageCache) {
+  const auto file = disk().OpenForWrite(Path("file"), {.direct = true});
+  ASSERT_TRUE(IsOk(file));
+  std::array<Page, 2> memory;
+  memory[0].bytes.fill(std::byte{'x'});
+  memory[1].bytes.fill(std::byte{'x'});
+  const std::span<const std::byte> pages = std::as_bytes(std::span(memory));
+  ASSERT_TRUE(IsOk((*file)->WriteAt(0, pages.first(kDirectAlignment))));
+  ASSERT_TRUE(IsOk((*file)->WriteAt(kDirectAlignment, pages.subspan(1, kDirectAlignment))));
+  const std::uint64_t rest = (*file)->direct() ? kDirectAlignment : 100;
+  ASSERT_TRUE(IsOk((*file)->WriteAt(2 * kDirectAlignment, pages.first(rest))));
+  ASSERT_TRUE(IsOk((*file)->Sync(2 * kDirectAlignment + 100)));
+  EXPECT_EQ(Read("file"), std::string(2 * kDirectAlignment + 100, 'x'));
+}
+
 TEST_P(StorageConformance, BytesNeverWrittenReadAsZeros) {
   const auto file = disk().OpenForWrite(Path("file"), {});
   ASSERT_TRUE(IsOk(file));
