@@ -20,16 +20,17 @@ class WritableFile {
   virtual ~WritableFile() = default;
 
   /// Writes all of `data` at `offset`. Returns once the backend has accepted it, not once it is
-  /// durable. With direct(), `offset`, the size and the address of `data` must be multiples of
-  /// kDirectAlignment. Threads: safe for disjoint ranges.
-  /// Errors: kOutOfSpace, kUnavailable.
+  /// durable. With direct(), `offset` and the size must be multiples of kDirectAlignment, and the
+  /// address of `data` should be. Threads: safe for disjoint ranges.
+  /// Errors: kOutOfSpace, kUnavailable, kInvalidArgument.
   virtual Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) = 0;
 
   /// Cuts the file to `size` bytes and makes its content durable (fdatasync). An error here is
   /// final: the content must be taken as lost.
   virtual Status Sync(std::uint64_t size) = 0;
 
-  /// Returns true when writes bypass the page cache and must be aligned.
+  /// Returns true when writes bypass the page cache and must be aligned. A file stops doing so when
+  /// the file system refuses such a write.
   [[nodiscard]] virtual bool direct() const = 0;
 };
 
@@ -245,6 +246,18 @@ class UnlistedNames {
   virtual bool IsUnlisted(const std::string& name) = 0;
 };
 
+/// Optional: storages whose clients remember names for a while, as those of NFS do: for up to a
+/// minute a name that another node has made is not there, and one that it has replaced is the old
+/// file or directory. Threads: as Storage.
+class RememberedNames {
+ public:
+  virtual ~RememberedNames() = default;
+
+  /// Makes the next use of a name in `directory` ask the server, and that of its own name where it
+  /// is remembered as one that is not there. Does nothing where this process may not read it.
+  virtual void AskAnew(const std::string& directory) = 0;
+};
+
 /// Operations that a storage may lack; null where it does. They live as long as the storage.
 struct StorageExtras {
   HardLinks* hard_links = nullptr;
@@ -254,6 +267,7 @@ struct StorageExtras {
   ConditionalWrites* conditional_writes = nullptr;
   SharedAccess* shared_access = nullptr;
   UnlistedNames* unlisted_names = nullptr;  ///< Null where all directories can be listed.
+  RememberedNames* remembered_names = nullptr;
 };
 
 /// Names are paths as the backend understands them, '/'-separated. Threads: safe to call
@@ -278,7 +292,8 @@ class Storage {
 
   virtual Status Rename(const std::string& from, const std::string& to, RenameMode mode) = 0;
 
-  /// Removes a file, or a directory with all it holds. Success when there is nothing.
+  /// Removes a file, or a directory with all it holds. Success when there is nothing. A directory
+  /// stays in which NFS keeps files that a process has open; they are not listed.
   virtual Status Remove(const std::string& name) = 0;
 
   /// Creates the file `name` if needed and locks it; it is removed with the lock.
@@ -303,6 +318,11 @@ Storage& PosixStorage();
 /// only read; names of a scheme that the program has registered (varve/storage_plugins.h) are that
 /// store's; all other names are PosixStorage's. Never destroyed.
 Storage& AnyStorage();
+
+/// Makes the next use of `name`, and of the names below it, ask the server where its client remembers
+/// names: a rank may have found before a collective save that there was nothing, or have read the
+/// checkpoint that the save replaced.
+void AskAnew(Storage& storage, const std::string& name);
 
 /// Reads a whole file of at most `max_bytes`. Errors: kDataLoss when it is larger.
 Result<std::string> ReadWholeFile(Storage& storage, const std::string& name,

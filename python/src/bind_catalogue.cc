@@ -144,6 +144,8 @@ void BindCatalogue(nb::module_& module) {
       },
       nb::arg("path"), nb::arg("local"));
   module.def(
+      "ask_anew", [](const FsPath& path) { AskAnew(AnyStorage(), path.text); }, nb::arg("path"));
+  module.def(
       "step_from_name", [](const FsPath& name) { return StepFromName(name.text); },
       nb::arg("name"));
   nb::class_<Globs>(module, "Globs")

@@ -49,6 +49,7 @@ constexpr std::size_t kMostRecent = 64;
 /// be found out.
 std::optional<AsyncSaveReport> VisibleAfterAll(const SaveSession& session, Storage& storage,
                                                const std::string& path) {
+  AskAnew(storage, path);
   const auto record = ReadCommitRecord(storage, path);
   const SaveId& id = session.settled().identity.save_id;
   if (!record.ok() || record->save_id != id) {

@@ -144,6 +144,7 @@ Result<OpenedIndex> OpenAt(Storage& storage, const std::string& path, const std:
 /// Opens what is under the name, or what an overwrite has moved aside from it.
 Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path,
                                  const std::stop_token& stop) {
+  AskAnew(storage, path);
   auto opened = OpenAt(storage, path, stop);
   if (opened.status().code() != StatusCode::kNotFound) {
     return opened;
@@ -217,6 +218,7 @@ bool WasReplaced(Storage& storage, const OpenedIndex& index) {
       HoldsCheckpoint(storage, JoinPath(ParentPath(index.home()), stale->target))) {
     return true;  // What was moved aside is removed now, its record last.
   }
+  AskAnew(storage, index.home());
   const auto record = ReadCommitRecord(storage, index.home());
   if (record.ok()) {
     return record->save_id != id;

@@ -248,6 +248,7 @@ Result<std::unique_ptr<CheckpointReader>> CheckpointReader::OpenOwnRanks(const s
                                                                          std::uint32_t world_size,
                                                                          Storage& storage) {
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
+  AskAnew(storage, where);
   VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenKnownOfOwnRanks(storage, where, world_size));
   return std::unique_ptr<CheckpointReader>(
       new CheckpointReader(std::make_unique<Impl>(storage, std::move(index))));

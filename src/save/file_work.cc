@@ -35,6 +35,7 @@ Result<std::unique_ptr<WritableFile>> OpenWhenSeen(Storage& storage, const std::
     if (file.status().code() != StatusCode::kNotFound) {
       return file;
     }
+    AskAnew(storage, ParentPath(path));
     if (Now() > give_up) {
       return FailedPrecondition("does not see the staging directory " + ParentPath(path) +
                                 " that the coordinator made; all ranks must save to one shared "

@@ -41,10 +41,11 @@ class Dispatcher final : public Storage,
                          private FileLocks,
                          private ConditionalWrites,
                          private SharedAccess,
-                         private UnlistedNames {
+                         private UnlistedNames,
+                         private RememberedNames {
  public:
   explicit Dispatcher(bool cached)
-      : Storage({this, this, this, this, this, this, this}), cached_(cached) {}
+      : Storage({this, this, this, this, this, this, this, this}), cached_(cached) {}
 
   Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
                                                      const WriteOptions& options) override {
@@ -118,6 +119,11 @@ class Dispatcher final : public Storage,
     }
     const auto entries = List(name);  // Where directories are prefixes, an empty one is none.
     return entries.ok() ? AlreadyExists(name + " is not empty") : Status::Ok();
+  }
+  void AskAnew(const std::string& directory) override {
+    if (RememberedNames* const names = ExtraOf(directory, &StorageExtras::remembered_names)) {
+      names->AskAnew(directory);
+    }
   }
   Result<std::unique_ptr<StorageLock>> LockFile(const std::string& name, LockMode mode) override {
     FileLocks* const locks = ExtraOf(name, &StorageExtras::file_locks);

@@ -24,7 +24,16 @@
 namespace varve {
 namespace {
 
-/// Returns all names in a directory but "." and "..", links to nowhere too.
+/// Returns true for the name that a client of NFS gives a file which is removed while a process of
+/// its node has it open. Such a file can be neither moved nor removed, and goes when it is closed.
+bool IsKeptByNfs(std::string_view name) {
+  constexpr std::string_view kBegin = ".nfs";
+  return name.size() == kBegin.size() + 24 && name.starts_with(kBegin) &&
+         name.find_first_not_of("0123456789abcdef", kBegin.size()) == std::string_view::npos;
+}
+
+/// Returns the sorted names in a directory, links to nowhere too, but not ".", ".." and those that
+/// NFS keeps.
 Result<std::vector<std::string>> Names(const std::string& directory) {
   DIR* stream = ::opendir(directory.c_str());
   if (stream == nullptr) {
@@ -33,7 +42,7 @@ Result<std::vector<std::string>> Names(const std::string& directory) {
   std::vector<std::string> names;
   errno = 0;  // readdir tells its end from an error by this alone.
   while (const dirent* item = ::readdir(stream)) {
-    if (const std::string name = item->d_name; name != "." && name != "..") {
+    if (const std::string name = item->d_name; name != "." && name != ".." && !IsKeptByNfs(name)) {
       names.push_back(name);
     }
     errno = 0;
@@ -45,6 +54,18 @@ Result<std::vector<std::string>> Names(const std::string& directory) {
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+/// Removes a directory that is empty; for the rest of one in which NFS keeps files comes `varve gc`.
+Status RemoveDirectory(const std::string& name) {
+  if (::rmdir(name.c_str()) == 0 || errno == ENOENT) {
+    return Status::Ok();
+  }
+  Status status = ErrnoStatus("remove directory", name, errno);
+  const auto names = Names(name);
+  return status.code() == StatusCode::kAlreadyExists && names.ok() && names->empty()
+             ? Status::Ok()
+             : std::move(status);
 }
 
 /// Calls `one(i)` for every i below `count`, for names of a directory. Thousands of answers of a
@@ -88,7 +109,10 @@ bool CannotBeLinked(int error) {
          error == ENOSYS || error == EINVAL;
 }
 
-class PosixLinks final : public HardLinks, public SymbolicLinks, public EmptyDirectories {
+class PosixLinks final : public HardLinks,
+                         public SymbolicLinks,
+                         public EmptyDirectories,
+                         public RememberedNames {
  public:
   Status Link(const std::string& from, const std::string& to) override {
     if (::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), 0) == 0) {
@@ -127,18 +151,26 @@ class PosixLinks final : public HardLinks, public SymbolicLinks, public EmptyDir
                                                         : ErrnoStatus("make link", name, errno);
   }
 
-  Status RemoveEmpty(const std::string& name) override {
-    if (::rmdir(name.c_str()) == 0 || errno == ENOENT) {
-      return Status::Ok();
+  Status RemoveEmpty(const std::string& name) override { return RemoveDirectory(name); }
+
+  void AskAnew(const std::string& directory) override {
+    // NFS is consistent from close to open, of directories too: of one that has changed, what is
+    // remembered counts no longer.
+    const auto open = [&] { return OpenDescriptor(directory, O_RDONLY | O_DIRECTORY).valid(); };
+    const std::string parent = ParentPath(directory);
+    if (!open() && errno == ENOENT && parent != directory) {
+      AskAnew(parent);
+      open();
     }
-    return ErrnoStatus("remove directory", name, errno);
   }
 };
 
 /// Never destroyed, as the storage itself.
 StorageExtras PosixExtras() {
   static auto* links = new PosixLinks();
-  return {links, links, links, PosixFileLocks()};
+  StorageExtras extras{links, links, links, PosixFileLocks()};
+  extras.remembered_names = links;
+  return extras;
 }
 
 class PosixStorageImpl final : public Storage {
@@ -236,10 +268,7 @@ class PosixStorageImpl final : public Storage {
     // unlink first, as above: a link is removed, what it points to is not ours.
     VARVE_RETURN_IF_ERROR(ForNames(
         entries->size(), [&](std::size_t i) { return Remove(JoinPath(name, (*entries)[i])); }));
-    if (::rmdir(name.c_str()) != 0 && errno != ENOENT) {
-      return ErrnoStatus("remove directory", name, errno);
-    }
-    return Status::Ok();
+    return RemoveDirectory(name);
   }
 
   Result<std::unique_ptr<StorageLock>> Lock(const std::string& name) override {

@@ -22,6 +22,13 @@ const DirectoryEntry* FindEntry(const std::vector<DirectoryEntry>& entries, std:
   return found != entries.end() && found->name == name ? &*found : nullptr;
 }
 
+void AskAnew(Storage& storage, const std::string& name) {
+  if (RememberedNames* const names = storage.extras().remembered_names) {
+    names->AskAnew(ParentPath(name));
+    names->AskAnew(name);
+  }
+}
+
 Result<std::string> ReadWholeFile(Storage& storage, const std::string& name,
                                   std::uint64_t max_bytes) {
   VARVE_ASSIGN_OR_RETURN(const auto file, storage.OpenForRead(name));

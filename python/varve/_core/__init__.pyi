@@ -30,6 +30,9 @@ def decode_value(bytes: bytes, allow_pickle: bool = ...) -> Any: ...
 def resolve_path(path: str | bytes, local: bool) -> str:
     """The name by which the engine knows a path, fixed at this call."""
 
+def ask_anew(path: str) -> None:
+    """Makes a client of NFS ask the server for a name that it may remember as absent."""
+
 class Coordinator:
     """A rank; by itself one that sends no messages."""
 

@@ -4,8 +4,9 @@ All ranks may share one file system, or each node may have a disk of its own. Th
   1. Rank 0 claims the name and makes a hidden staging directory beside it (src/publish/commit.cc).
      Its path goes to all ranks, or its error: then nothing has been written anywhere.
   2. Each rank looks for that directory. A rank that sees it shares rank 0's file system. Looking is
-     repeated for a while: with NFS a new directory may be seen late. That a rank is on another disk is
-     thus seen, not believed: two nodes on one file system never claim the same name twice.
+     repeated for a while, and asks the server: a client of NFS may remember that there is none. That a
+     rank is on another disk is thus seen, not believed: two nodes on one file system never claim the
+     same name twice.
   3. On another disk the rank that OLMo's environment variables make the first (`file_system_rank`)
      claims the name there and makes a staging directory. All paths go to all ranks; each uses the one
      that it sees. A rank that sees none ends the save for all.
@@ -107,6 +108,7 @@ class Directory:
         while not os.path.isdir(path):
             if time.monotonic() > until:
                 return False
+            _core.ask_anew(path)
             time.sleep(0.05)
         return True
 
