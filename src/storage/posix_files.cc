@@ -141,8 +141,10 @@ class PosixWritableFile final : public WritableFile {
   /// direct write that is aligned: mergerfs, which cuts it at bytes that are not; the rest of a
   /// write that a full disk cut short; memory that is not aligned.
   bool LeaveDirect() {
-    const int flags = ::fcntl(fd_.get(), F_GETFL);
-    if (flags < 0 || ::fcntl(fd_.get(), F_SETFL, flags & ~O_DIRECT) != 0) {
+    // Opened anew: mergerfs keeps the file below as it was opened. Writes of other threads that are
+    // under way end with the old one.
+    const FileDescriptor buffered = OpenDescriptor(name_, O_WRONLY | O_NOFOLLOW);
+    if (!buffered.valid() || ::dup3(buffered.get(), fd_.get(), O_CLOEXEC) < 0) {
       return false;
     }
     direct_ = false;
