@@ -137,9 +137,10 @@ class PosixWritableFile final : public WritableFile {
   [[nodiscard]] bool direct() const override { return direct_; }
 
  private:
-  /// Lets writes go through the page cache from now on; false where that cannot be. What refuses a
-  /// direct write that is aligned: mergerfs, which cuts it at bytes that are not; the rest of a
-  /// write that a full disk cut short; memory that is not aligned.
+  /// Makes later writes go through the page cache. Returns false if the file cannot be opened anew.
+  /// A file system may refuse an aligned direct write: mergerfs passes parts of it on that are not
+  /// aligned. Every disk refuses memory that is not aligned, and the rest of a write that it cut
+  /// short.
   bool LeaveDirect() {
     // Opened anew: mergerfs keeps the file below as it was opened. Writes of other threads that are
     // under way end with the old one.

@@ -73,7 +73,7 @@ TEST_P(FileSystemConformance, DirectWritesMustBeAligned) {
                         StatusCode::kInvalidArgument));
 }
 
-// As mergerfs refuses whatever comes, so every disk refuses memory at an odd address.
+// Disks refuse memory at an odd address, as mergerfs refuses all direct writes.
 TEST_P(FileSystemConformance, ADirectWriteThatIsRefusedGoesThroughThePageCache) {
   const auto file = disk().OpenForWrite(Path("file"), {.direct = true});
   ASSERT_TRUE(IsOk(file));

@@ -1,4 +1,4 @@
-"""What a rank of each of two nodes sees of a run on storage that they share; see nfs.
+"""Saves, loads and removes checkpoints as one of two ranks, each on a node of its own; `nfs` starts both.
 
 python3 two_nodes.py RANK DIRECTORY
 """
