@@ -144,7 +144,8 @@ def _checked_name(name: str, new: Any) -> str:
 def warn_of_wrapped(wrapped: list[str]) -> None:
     """Warns of tensors whose inner ones alone get into the folder."""
     if wrapped:
-        others = f" and {len(wrapped) - 1} others" if len(wrapped) > 1 else ""
+        more = len(wrapped) - 1
+        others = f" and {more} other{'s' if more > 1 else ''}" if more else ""
         warn(
             f'format="hf" writes the inner tensors of "{wrapped[0]}"{others} under torchao\'s names, without '
             "the classes: neither from_pretrained nor load makes tensors of them. Dequantize the state, "
